@@ -1,0 +1,56 @@
+import json
+import os
+
+import numpy as np
+import pytest
+
+from bandpo.runs import by_label, read_run, read_runs, stack, write_json
+
+
+def make_run(root, label, seed, rewards, finished=True):
+    path = root / f"{label}-{seed}"
+    write_json(path / "config.json", {"seed": seed})
+    write_json(path / "provenance.json", {"commit": "abc"})
+    rows = [{"step": i + 1, "reward": r} for i, r in enumerate(rewards)]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if finished:
+        write_json(path / "evaluation.json", {"mean_reward": rewards[-1]})
+    return path
+
+
+def test_only_finished_runs_are_read_in_order(tmp_path):
+    make_run(tmp_path, "kl-band", 10, [0.1, 0.4])
+    make_run(tmp_path, "kl-band", 9, [0.1, 0.2])
+    make_run(tmp_path, "grpo", 1, [0.3, 0.3])
+    make_run(tmp_path, "grpo", 2, [0.3, 0.3], finished=False)
+    runs = read_runs(tmp_path)
+    assert [run.name for run in runs] == ["grpo-1", "kl-band-9", "kl-band-10"]
+    assert list(by_label(runs)) == ["grpo", "kl-band"]
+
+
+def test_stack_aligns_runs_on_their_common_steps(tmp_path):
+    make_run(tmp_path, "a", 1, [0.1, None, 0.3, 0.4])
+    make_run(tmp_path, "a", 2, [0.5, 0.6, 0.7])
+    steps, values = stack(read_runs(tmp_path), "reward")
+    np.testing.assert_array_equal(steps, [1, 3])
+    np.testing.assert_array_equal(values, [[0.1, 0.3], [0.5, 0.7]])
+
+
+def test_errors_say_what_to_do(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"bandpo\.run notebooks/07_train"):
+        read_runs(tmp_path)
+    with pytest.raises(FileNotFoundError, match="did not finish|no finished run"):
+        read_run(make_run(tmp_path, "a", 1, [0.1], finished=False))
+    run = read_run(make_run(tmp_path, "a", 2, [0.1]))
+    with pytest.raises(KeyError, match=r"no metric 'entropy'; it has reward, step"):
+        run.series("entropy")
+
+
+def test_write_json_leaves_the_old_file_when_the_value_cannot_be_written(tmp_path):
+    path = tmp_path / "x.json"
+    write_json(path, {"a": 1})
+    for bad in ({"a": float("nan")}, {"a": object()}):
+        with pytest.raises((ValueError, TypeError)):
+            write_json(path, bad)
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert os.listdir(tmp_path) == ["x.json"]
