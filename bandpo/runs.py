@@ -138,7 +138,8 @@ def read_runs(root: str | Path) -> list[Run]:
     runs = [read_run(found.parent) for found in root.glob(f"*/{FINISHED}")]
     if not runs:
         raise FileNotFoundError(
-            f"no finished run below {root}: run `python -m bandpo.run notebooks/07_train.ipynb` first"
+            f"no finished run below {root}: "
+            "run `python -m bandpo.run notebooks/07_train.ipynb` first"
         )
     return sorted(runs, key=lambda run: (run.label, run.seed))
 
