@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
+# What a parameter may be: what JSON holds.
 Value = None | bool | int | float | str | list | dict
-"""What a parameter may be: what JSON holds."""
 
 
 def read_defaults(notebook: Mapping[str, Any]) -> dict[str, Value]:

@@ -18,8 +18,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+# The repository: the folder that holds bandpo/, notebooks/ and book/.
 ROOT = Path(__file__).resolve().parents[1]
-"""The repository: the folder that holds ``bandpo/``, ``notebooks/`` and ``book/``."""
 
 LOCKS = ("requirements.lock", "requirements-nodeps.lock")
 PACKAGES = ("torch", "numpy", "scipy", "transformers", "trl", "accelerate", "datasets", "papermill")
@@ -62,6 +62,11 @@ def package_digest(root: Path = ROOT) -> str:
 def lock_digest(root: Path = ROOT) -> str:
     """Return the digest of the files that pin every dependency."""
     return tree_digest(root, LOCKS)
+
+
+def claims_digest(root: Path = ROOT) -> str:
+    """Return the digest of what a test result depends on: package, tests and lock."""
+    return tree_digest(root, ["bandpo", "tests", *LOCKS])
 
 
 def notebook_digest(notebook: Mapping[str, Any]) -> str:
