@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ class Evidence:
         return tests if self.cases == len(self.tests) else f"{tests}, {self.cases} cases"
 
 
+@cache
 def read_evidence(root: Path) -> tuple[dict[str, Evidence], str | None]:
     """Return label -> evidence, and what is wrong with the file (None, missing or stale)."""
     try:
@@ -71,7 +73,8 @@ def read_evidence(root: Path) -> tuple[dict[str, Evidence], str | None]:
 
 def load(app: Sphinx) -> None:
     """Read the results once a build (``builder-inited``)."""
-    app.companion_evidence, fault = read_evidence(Path(app.srcdir))
+    read_evidence.cache_clear()
+    _, fault = read_evidence(Path(app.srcdir))
     if fault is not None:
         logger.warning(
             "the test results of the statements are %s: run `pytest -m claim`",
@@ -81,11 +84,12 @@ def load(app: Sphinx) -> None:
 
 def add_badges(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     """Append a badge to each numbered statement (``doctree-resolved``)."""
+    found, _ = read_evidence(Path(app.srcdir))
     for node in doctree.findall(nodes.Element):
         if node.get("realtype") not in CHECKED:
             continue
         label = node["label"]
-        evidence = app.companion_evidence.get(label)
+        evidence = found.get(label)
         if evidence is None or not evidence.passed:
             logger.warning(
                 "no passing test has the mark claim(%r), or one with it fails",
@@ -145,7 +149,7 @@ class ClaimsTable(SphinxDirective):
     def _evidence(self, claim: dict[str, Any]) -> dict[str, Evidence]:
         if claim["status"] not in STATUSES:
             raise self.error(f"{claim['id']}: status {claim['status']!r} is none of {STATUSES}")
-        known = self.env.app.companion_evidence
+        known, _ = read_evidence(Path(self.env.srcdir))
         names = [claim["id"], *claim.get("where", [])]
         found = {name: known[name] for name in names if name in known}
         failed = [name for name, evidence in found.items() if not evidence.passed]
@@ -169,7 +173,8 @@ class TestsTable(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         rows = []
-        for label, evidence in sorted(self.env.app.companion_evidence.items()):
+        found, _ = read_evidence(Path(self.env.srcdir))
+        for label, evidence in sorted(found.items()):
             item = nodes.definition_list_item(ids=[anchor(label)])
             item += nodes.term("", "", nodes.literal("", label), nodes.Text(f": {evidence.text}"))
             tests = nodes.bullet_list()

@@ -1,0 +1,49 @@
+# make book       executes the notebooks and builds build/html
+# make test       everything that must hold: code, statements, notebooks, book
+# make reproduce  PROFILE=... : the notebooks of another profile
+# make clean      removes build/ (caches and runs too), keeps .venv
+
+PROFILE ?= cpu
+BIN := .venv/bin
+
+.PHONY: book test reproduce clean setup browser lint notebooks html
+.NOTPARALLEL:
+
+book: setup notebooks
+	$(BIN)/pytest -q -m claim
+	$(MAKE) html
+
+test: setup browser lint
+	$(BIN)/pytest -n 2 --dist loadfile -m "not book"
+	$(MAKE) notebooks html
+	$(BIN)/pytest -m book
+
+reproduce: setup
+	$(BIN)/python -m bandpo.run --profile $(PROFILE)
+
+clean:
+	rm -rf build
+
+setup:
+	python3 tools/setup.py
+
+browser: setup
+	python3 tools/setup.py --browser
+
+lint:
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	MYPYPATH=book/_ext $(BIN)/mypy bandpo tools book/_ext/companion
+	$(BIN)/lint-imports
+	$(BIN)/nbstripout --verify --keep-id notebooks/*.ipynb
+
+notebooks:
+	$(BIN)/python -m bandpo.run
+
+# Warnings are errors. Every page is read anew, because a page that Sphinx does not read again does
+# not warn again. build/html is replaced only by a book that was built without a warning.
+html:
+	$(BIN)/jupyter-book build . -W -n --keep-going --all --path-output build
+	rm -rf build/html.new && cp -r build/_build/html build/html.new
+	rm -rf build/html && mv build/html.new build/html
+	@echo "The book: build/html/index.html"
