@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from bandpo.provenance import provenance
+
 FINISHED = "evaluation.json"
+CHECKPOINTS = "checkpoints"
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -42,6 +46,52 @@ def write_json(path: str | Path, value: Any) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def start_run(run_dir: str | Path, config: Mapping[str, Any]) -> str | None:
+    """Make a run folder ready: written settings, no result of an earlier run.
+
+    Parameters
+    ----------
+    run_dir : str or Path
+        Folder of the run; made if missing.
+    config : Mapping
+        Every parameter of the run, ``seed`` among them.
+
+    Returns
+    -------
+    str or None
+        The last checkpoint of an interrupted run with the same settings and the same package,
+        from which training can go on; None if the run begins at the beginning.
+    """
+    folder = Path(run_dir)
+    now = provenance()
+    (folder / FINISHED).unlink(missing_ok=True)
+    checkpoints = folder / CHECKPOINTS
+    if _same_run(folder, config, now) and (found := _last_checkpoint(checkpoints)):
+        return str(found)
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    (folder / "metrics.jsonl").unlink(missing_ok=True)
+    write_json(folder / "config.json", dict(config))
+    write_json(folder / "provenance.json", now)
+    return None
+
+
+def _same_run(folder: Path, config: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    try:
+        before = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        made_by = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    return before == dict(config) and made_by["package"] == now["package"]
+
+
+def _last_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint with the highest step that was written whole."""
+    whole = [
+        path for path in folder.glob("checkpoint-*") if (path / "trainer_state.json").is_file()
+    ]
+    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import os
 import numpy as np
 import pytest
 
-from bandpo.runs import by_label, read_run, read_runs, stack, write_json
+from bandpo.runs import by_label, read_run, read_runs, stack, start_run, write_json
 
 
 def make_run(root, label, seed, rewards, finished=True):
@@ -54,3 +54,39 @@ def test_write_json_leaves_the_old_file_when_the_value_cannot_be_written(tmp_pat
             write_json(path, bad)
     assert json.loads(path.read_text()) == {"a": 1}
     assert os.listdir(tmp_path) == ["x.json"]
+
+
+def checkpoint(folder, step, whole=True):
+    path = folder / "checkpoints" / f"checkpoint-{step}"
+    path.mkdir(parents=True)
+    if whole:
+        (path / "trainer_state.json").write_text("{}")
+    return path
+
+
+def test_an_interrupted_run_goes_on_from_its_last_whole_checkpoint(tmp_path):
+    config = {"seed": 1, "clip_rule": "band"}
+    assert start_run(tmp_path, config) is None
+    (tmp_path / "metrics.jsonl").write_text('{"step": 9}\n')
+    checkpoint(tmp_path, 8)
+    tenth = checkpoint(tmp_path, 10)
+    checkpoint(tmp_path, 12, whole=False)
+    assert start_run(tmp_path, config) == str(tenth)
+    assert (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("change", ["settings", "package"])
+def test_a_run_with_other_settings_or_code_begins_at_the_beginning(tmp_path, change):
+    config = {"seed": 1, "clip_rule": "band"}
+    start_run(tmp_path, config)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 9}\n')
+    write_json(tmp_path / "evaluation.json", {})
+    checkpoint(tmp_path, 8)
+    if change == "settings":
+        config = config | {"seed": 2}
+    else:
+        made_by = json.loads((tmp_path / "provenance.json").read_text())
+        write_json(tmp_path / "provenance.json", made_by | {"package": "other"})
+    assert start_run(tmp_path, config) is None
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "provenance.json"]
+    assert json.loads((tmp_path / "config.json").read_text()) == config
