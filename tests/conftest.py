@@ -6,6 +6,7 @@ The book's build reads that file and refuses it when the package or the tests ha
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,12 +58,12 @@ def record(path: Path, results: dict[str, dict[str, Any]], digest: str) -> None:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """Chromium without a window and without a network of its own making."""
+    """Chromium without a window, the system's own if there is one."""
     from playwright.sync_api import sync_playwright
-    from tools.chromium import find
 
+    find = runpy.run_path(str(ROOT / "tools" / "setup.py"))["find_browser"]
+    quiet = ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
     with sync_playwright() as playwright:
-        quiet = ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
         chromium = playwright.chromium.launch(
             executable_path=find(), args=["--no-sandbox", "--disable-gpu", "--no-first-run", *quiet]
         )

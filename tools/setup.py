@@ -163,9 +163,8 @@ def _call(*command: str) -> None:
 
 def _runs(*command: str) -> bool:
     """Return whether a command can be run and succeeds."""
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     try:
-        return subprocess.run(command, cwd=ROOT, **quiet).returncode == 0
+        return subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
     except OSError:
         return False
 
