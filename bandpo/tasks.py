@@ -40,7 +40,7 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -111,10 +111,7 @@ class EmbeddedTask:
 
     def split(self) -> tuple[list[str], list[str]]:
         """Return the prompts for training and the held-out ones; the same split in every run."""
-        prompts = list(self.prompts)
-        random.Random(self.name).shuffle(prompts)
-        held_out = int(len(prompts) * HELD_OUT)
-        return prompts[held_out:], prompts[:held_out]
+        return split_prompts(self.prompts, self.name)
 
     def strategy_of(self, completion: str) -> str | None:
         """Return the name of the strategy that wrote ``completion``; None where its form is none's.
@@ -147,16 +144,13 @@ class EmbeddedTask:
         work = rng.choice(self.answers) if strategy.work is None else strategy.work(prompt)
         return strategy.branch + work
 
-    def reward(self) -> Callable[..., list[float]]:
-        """Return the reward in TRL's signature: 1 for a right answer in a strategy's form, else 0.
 
-        It reads the data set's column ``answer``.
-        """
-
-        def correct(completions: list[str], answer: list[str], **_: Any) -> list[float]:
-            return [float(self.is_correct(c, a)) for c, a in zip(completions, answer, strict=True)]
-
-        return correct
+def split_prompts(prompts: Sequence[str], key: str) -> tuple[list[str], list[str]]:
+    """Split prompts into those for training and :data:`HELD_OUT` of them, the same at each call."""
+    shuffled = list(prompts)
+    random.Random(key).shuffle(shuffled)
+    held_out = int(len(shuffled) * HELD_OUT)
+    return shuffled[held_out:], shuffled[:held_out]
 
 
 def branch_weights(strategies: Sequence[Strategy]) -> dict[str, tuple[float, ...]]:
