@@ -1,0 +1,112 @@
+"""Wrong configurations of every kind are refused before a model loads, in a sentence that helps."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import settings
+from trl import GRPOConfig, GRPOTrainer
+
+from bandpo.clipping import DCPO, Band, Fixed, PerSide, RelaxedBand
+from bandpo.trainer import BandPOConfig, BandPOTrainer
+
+
+def config(folder: Path, **changes: Any) -> BandPOConfig:
+    return BandPOConfig(**settings(folder, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clip_rule": "ppo"}, "clip_rule must be one of fixed, dcpo, band, relaxed_band"),
+        ({"clip_rule_below": "ppo"}, "clip_rule_below must be one of"),
+        ({"band_divergence": "kll"}, "kll"),
+        ({"band_divergence": "no.such.module:Name"}, "no.such.module"),
+        ({"band_radius": 0.0}, "radius must be a positive finite number; got 0.0"),
+        ({"band_radius": math.nan}, "radius must be a positive finite number"),
+        ({"band_radius": "0.05"}, "radius must be a positive finite number; got '0.05'"),
+        ({"band_max_ratio": 1.0}, "max_ratio must be a finite number above 1"),
+        ({"clip_rule": "fixed", "epsilon": 0.0}, "epsilon_low must be a positive finite number"),
+        ({"clip_rule": "fixed", "epsilon_high": -0.1}, "epsilon_high must be a positive"),
+        ({"tail_threshold": 0.0}, r"tail_threshold must lie in \(0, 1\); got 0.0"),
+        ({"tail_threshold": 1.0}, "tail_threshold"),
+        ({"loss_type": "cispo"}, "'cispo' does not"),
+        ({"loss_type": "sapo"}, "loss_type must be one of grpo, bnpo, dr_grpo, dapo"),
+        ({"loss_type": "luspo"}, "'luspo' does not"),
+        ({"loss_type": "vespo"}, "'vespo' does not"),
+        ({"importance_sampling_level": "sequence"}, "importance_sampling_level must be 'token'"),
+        ({"delta": 4.0}, "delta must be at least the largest upper bound, 10 here; got 4"),
+        ({"delta": 1e6, "band_max_ratio": None}, "largest upper bound, inf here"),
+        ({"delta": 1.1, "clip_rule": "fixed"}, "largest upper bound, 1.2 here"),
+        (
+            {
+                "delta": 1.25,
+                "clip_rule": "relaxed_band",
+                "band_max_ratio": 1.2,
+                "epsilon_high": 0.3,
+            },
+            "largest upper bound, 1.3 here",
+        ),
+        ({"delta": 5.0, "clip_rule": "dcpo"}, "largest upper bound, 10 here"),
+    ],
+)
+def test_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"delta": 10.0},
+        {"delta": 1.2, "clip_rule": "fixed"},
+        {"delta": 10.0, "clip_rule": "dcpo", "epsilon": 0.16},
+        {"loss_type": "dr_grpo"},
+        {"band_divergence": "alpha:0.5"},
+        {"band_max_ratio": None},
+    ],
+)
+def test_accepted(tmp_path: Path, changes: dict[str, Any]) -> None:
+    config(tmp_path, **changes)
+
+
+def test_fields_become_rules(tmp_path: Path) -> None:
+    assert config(tmp_path).rule() == Band("kl", 0.05, 10.0)
+    assert config(tmp_path, clip_rule="fixed", epsilon_high=0.28).rule() == Fixed(0.2, 0.28)
+    assert config(tmp_path, clip_rule="dcpo", epsilon=0.16, epsilon_high=0.2).rule() == DCPO()
+    assert config(tmp_path, clip_rule="relaxed_band", epsilon_high=0.28).rule() == RelaxedBand()
+    assert config(tmp_path, clip_rule_below="fixed").rule() == PerSide(Band(), Fixed(0.2, 0.2))
+
+
+def test_liger_is_refused_where_it_bypasses_the_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to TRL 1.12, use_liger_kernel computed the loss in a kernel that knows no such bounds."""
+    monkeypatch.setattr(GRPOTrainer, "compute_liger_loss", lambda self: None, raising=False)
+    with pytest.raises(ValueError, match="use_liger_kernel must be False"):
+        config(tmp_path, use_liger_kernel=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "warned"),
+    [
+        ({"num_iterations": 4, "save_steps": 6}, True),
+        ({"num_iterations": 4, "save_steps": 8}, False),
+        ({"num_iterations": 1, "steps_per_generation": 4, "save_steps": 6}, True),
+        ({"num_iterations": 4, "save_steps": 6, "save_strategy": "no"}, False),
+    ],
+)
+def test_checkpoints_off_the_generation_cycle_are_named(
+    tmp_path: Path, changes: dict[str, Any], warned: bool
+) -> None:
+    """Resuming in mid-cycle generates anew, so the run is no longer the uninterrupted one."""
+    cautions = config(tmp_path, **{"save_strategy": "steps"} | changes).cautions()
+    assert any("Set save_steps to a multiple of 4" in text for text in cautions) is warned
+
+
+def test_a_plain_grpo_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="args must be a BandPOConfig, got GRPOConfig"):
+        BandPOTrainer("no-model-is-loaded", None, GRPOConfig(**settings(tmp_path)))
