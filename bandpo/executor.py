@@ -162,7 +162,9 @@ def _finish(project: Project, one: _Running) -> None:
         end = (one.folder / "log").read_text(encoding="utf-8", errors="replace")
         raise RunError(f"{job.name} did not start:\n{_last_lines(end)}") from None
     failed = failure(notebook)
-    if failed or one.process.returncode != 0:
+    if failed is None and one.process.returncode != 0:
+        failed = f"papermill ended with status {one.process.returncode}"
+    if failed is not None:
         kept = project.root / "build" / "failed" / f"{job.name.replace('/', '-')}.ipynb"
         kept.parent.mkdir(parents=True, exist_ok=True)
         os.replace(one.output, kept)

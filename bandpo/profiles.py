@@ -221,16 +221,16 @@ class Project:
 
 def failure(notebook: Mapping[str, Any]) -> str | None:
     """Return which cell of an executed notebook failed and how, or None if all ran."""
-    for number, cell in enumerate(notebook["cells"], start=1):
+    for cell in notebook["cells"]:
         if cell["cell_type"] != "code":
             continue
+        where = f"cell {cell.get('id')!r}"
         for output in cell.get("outputs", []):
             if output["output_type"] == "error":
-                where = f"cell {number} ({cell.get('id', 'no id')})"
                 return f"{where}: {output['ename']}: {output['evalue']}"
-        status = cell["metadata"].get("papermill", {}).get("status")
-        if status != "completed":
-            return f"cell {number} ({cell.get('id', 'no id')}) did not run: {status}"
+        # After the death of a kernel, papermill calls cells that never ran "completed".
+        if cell["metadata"].get("papermill", {}).get("exception") is not False:
+            return f"{where} did not run"
     return None
 
 
@@ -246,6 +246,8 @@ def _read_profile(folder: Path, profile: str) -> dict[str, dict[str, Any]]:
         sections = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except yaml.YAMLError as error:
         raise ValueError(f"profile {profile}: {error}") from None
+    if not isinstance(sections, dict):
+        raise ValueError(f"profile {profile}: a mapping from notebooks is needed, not {sections!r}")
     for stem, section in sections.items():
         where = f"profile {profile}, {stem}"
         if not isinstance(section, dict):

@@ -45,7 +45,7 @@ def test_anything_but_assignments_is_refused(cell):
 
 
 def test_unknown_name_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match="'radus' .did you mean 'radius'.*has radius, seed"):
+    with pytest.raises(ValueError, match=r"'radus' .did you mean 'radius'.*has radius, seed"):
         resolve({"radus": 1}, {"radius": 0.05, "seed": 1})
 
 
