@@ -4,7 +4,7 @@
 
   const { band, ball } = root.BandMath;
   const P_MIN = 1e-5;
-  const BOX = { width: 380, height: 290, left: 46, right: 12, top: 14, bottom: 40 };
+  const BOX = { width: 380, height: 290, left: 52, right: 10, top: 14, bottom: 40 };
 
   const round = (v) => Math.round(v * 100) / 100;
   const clamp = (v, low, high) => Math.min(Math.max(v, low), high);
@@ -85,7 +85,7 @@
       steps.map((p) => line(x.at(p), BOX.top, x.at(p), bottom, "be-grid") + text(x.at(p), bottom + 16, name(p))).join("") +
       ticks.map(([v, t]) => line(BOX.left, y(v), BOX.width - BOX.right, y(v), "be-grid") + text(BOX.left - 6, y(v) + 4, t, "end")).join("") +
       text((BOX.left + BOX.width - BOX.right) / 2, BOX.height - 6, label, "middle", "be-text be-label") +
-      text(0, 0, yLabel, "middle", "be-text be-label").replace("<text ", `<text transform="translate(11 ${(BOX.top + bottom) / 2}) rotate(-90)" `)
+      text(0, 0, yLabel, "middle", "be-text be-label").replace("<text ", `<text transform="translate(10 ${(BOX.top + bottom) / 2}) rotate(-90)" `)
     );
   }
 
@@ -150,9 +150,10 @@
 
   // ---- the ternary picture ----
 
-  const TRIANGLE = { top: 30, base: 300, left: 34, right: 346 };
+  const TRIANGLE = { top: 28, base: 292, left: 8, right: 312 };
+  const APEX = (TRIANGLE.left + TRIANGLE.right) / 2;
   const corner = ([a, b, c]) => [
-    190 * a + TRIANGLE.left * b + TRIANGLE.right * c,
+    APEX * a + TRIANGLE.left * b + TRIANGLE.right * c,
     TRIANGLE.top * a + TRIANGLE.base * (b + c),
   ];
   const old = (state) => [state.p, (1 - state.p) * state.share, (1 - state.p) * (1 - state.share)];
@@ -167,12 +168,13 @@
     };
     const strip = (low, high) => [[low, 1 - low, 0], [low, 0, 1 - low], [high, 0, 1 - high], [high, 1 - high, 0]].map(corner);
     const extremes = [region[0], region[region.length / 2]];
-    const sides = [...[b.lower, b.top].map((r) => clamp(r * state.p, 0, 1))];
-    const apart = Math.abs(corner([sides[0], 0, 0])[1] - corner([sides[1], 0, 0])[1]);
-    const labels = sides.map((q, i) => {
-      const [x, y] = corner([q, 0, 1 - q]);
-      return text(Math.min(x + 6, 312), y + (i === 0 ? 12 : -4) + (apart > 16 ? 4 * (1 - 2 * (i === 0)) : 0), `q = ${number(q)}`, "start", "be-text be-level");
-    });
+    const sides = [b.lower, b.top].map((r) => clamp(r * state.p, 0, 1));
+    // the two labels beside the right edge, kept a line apart and above the corner's name
+    const heights = sides.map((q) => corner([q, 0, 1 - q])[1]);
+    const lowest = Math.min(heights[0], TRIANGLE.base - 2);
+    const labels = [lowest, Math.min(heights[1], lowest - 14)].map((y, i) =>
+      text(corner([sides[i], 0, 1 - sides[i]])[0] + 7, y + 4, `q = ${number(sides[i])}`, "start", "be-text be-level")
+    );
     return (
       polygon([[1, 0, 0], [0, 1, 0], [0, 0, 1]].map(corner), "be-simplex") +
       polygon(strip(...sides), "be-area") +
@@ -185,9 +187,9 @@
       dot(...corner(P), "be-old", 5) +
       dot(...corner(P), "be-handle", 20) +
       labels.join("") +
-      text(190, 20, "all on the sampled token, q = 1") +
-      text(TRIANGLE.left - 6, 318, "all on token b", "start") +
-      text(TRIANGLE.right + 6, 318, "all on token c", "end")
+      text(APEX, 16, "all on the sampled token: q = 1") +
+      text(TRIANGLE.left - 6, TRIANGLE.base + 18, "all on token b", "start") +
+      text(TRIANGLE.right + 6, TRIANGLE.base + 18, "all on token c", "end")
     );
   }
 
@@ -195,7 +197,7 @@
   function fromTernary(x, y) {
     const a = clamp((TRIANGLE.base - y) / (TRIANGLE.base - TRIANGLE.top), 0.001, 0.999);
     const half = ((TRIANGLE.right - TRIANGLE.left) / 2) * (1 - a);
-    const share = clamp((190 + half - x) / (2 * half), 0.02, 0.98);
+    const share = clamp((APEX + half - x) / (2 * half), 0.02, 0.98);
     return { p: Number(a.toPrecision(3)), share: Number(share.toFixed(2)) };
   }
 

@@ -91,14 +91,14 @@
 
   const picture = (id, title, role) =>
     `<figure class="be-figure"><figcaption>${title}</figcaption>` +
-    `<svg id="${id}" role="${role}" viewBox="0 0 ${BOX.width} ${id === "be-ternary" ? 326 : BOX.height}"></svg></figure>`;
+    `<svg id="${id}" role="${role}" viewBox="0 0 ${BOX.width} ${id === "be-ternary" ? 318 : BOX.height}"></svg></figure>`;
 
   host.innerHTML =
     `<form class="be-controls" aria-label="Settings of the explorer">
       <div class="be-field be-wide"><label for="be-divergence">divergence</label>
         <select id="be-divergence">${Object.entries(DIVERGENCES).map(([key, name]) => `<option value="${key}">${name}</option>`).join("")}</select></div>
-      ${both("alpha", "exponent α", "Exponent alpha")}
       ${both("radius", "radius δ", "Radius delta")}
+      ${both("alpha", "exponent α", "Exponent alpha")}
       ${both("p", "old probability p", "Old probability p")}
       <div class="be-row">${single("low", "clip ε below")}${single("high", "clip ε above")}${single("cap", "ratio cap", "none")}
         <fieldset class="be-field"><legend>axis of p</legend>
@@ -108,9 +108,9 @@
     <p id="be-status" class="be-status" role="status"></p>
     <p id="be-problem" class="be-problem" role="alert" hidden></p>
     <ul class="be-legend"><li><i class="be-key be-key-band"></i>band</li><li><i class="be-key be-key-clip"></i>fixed clip</li>
-      <li><i class="be-key be-key-uncapped"></i>band without the cap</li><li><i class="be-key be-key-out"></i>outside the simplex</li></ul>
+      <li id="be-legend-cap"><i class="be-key be-key-uncapped"></i>band without the cap</li><li><i class="be-key be-key-out"></i>outside the simplex</li></ul>
     <div class="be-pictures">${picture("be-ratio", "Bounds of the ratio", "slider")}${picture("be-move", "Allowed move of the probability", "img")}
-      ${picture("be-ternary", "Trust region of three tokens, and its shadow", "img")}
+      ${picture("be-ternary", "Trust region of three tokens", "img")}
       <div class="be-numbers"><table class="table"><caption>At this p</caption><thead><tr><td></td><th scope="col">band</th><th scope="col">fixed clip</th></tr></thead>
         <tbody id="be-table"></tbody></table>
         ${both("share", "share of b in the rest", "Share of token b in the rest")}
@@ -164,6 +164,7 @@
       input.setAttribute("aria-valuetext", number(state[input.dataset.slider]));
     }
     for (const input of host.querySelectorAll('[name="be-axis"]')) input.checked = input.value === state.axis;
+    find("be-legend-cap").hidden = state.cap === null;
     ratio.innerHTML = ratioChart(state);
     ratio.setAttribute("aria-valuenow", state.p);
     ratio.setAttribute("aria-valuetext", sentence);
