@@ -96,7 +96,8 @@ def make_environment() -> None:
         if line.startswith("torch==")
     )
     cpu_only = platform.system() == "Linux" and shutil.which("nvidia-smi") is None
-    _pip(torch, *(["--extra-index-url", CPU_INDEX] if cpu_only else []))
+    # What else the CPU build needs is in the lock file; the CUDA build brings libraries of its own.
+    _pip(torch, *(["--no-deps", "--retries=1", "--extra-index-url", CPU_INDEX] if cpu_only else []))
     _pip("-r", "requirements.lock")
     _pip("--no-deps", "-r", "requirements-nodeps.lock")
     _pip("--no-deps", "--editable", ".")
@@ -139,8 +140,7 @@ def _python() -> str:
 
 
 def _pip(*arguments: str) -> None:
-    what = " ".join(one for one in arguments if one not in ("--extra-index-url", CPU_INDEX))
-    print(f"set-up: pip install {what}", flush=True)
+    print(f"set-up: pip install {' '.join(arguments)}", flush=True)
     _call(_python(), "-m", "pip", "install", "--disable-pip-version-check", *arguments)
 
 

@@ -136,7 +136,10 @@ class ClaimsTable(SphinxDirective):
             uri = self.env.app.builder.get_relative_uri(
                 self.env.docname, self.config.companion_tests_page
             )
-            links = [f"[{one}: {e.text}]({uri}#{anchor(one)})" for one, e in evidence.items()]
+            links = [
+                f'<a class="reference internal" href="{uri}#{anchor(one)}">{one}: {e.text}</a>'
+                for one, e in evidence.items()
+            ]
             status += "<br>" + "<br>".join(links)
         for key in ("command", "note"):
             if claim.get(key):
@@ -175,8 +178,9 @@ class TestsTable(SphinxDirective):
         rows = []
         found, _ = read_evidence(Path(self.env.srcdir))
         for label, evidence in sorted(found.items()):
-            item = nodes.definition_list_item(ids=[anchor(label)])
-            item += nodes.term("", "", nodes.literal("", label), nodes.Text(f": {evidence.text}"))
+            item = nodes.definition_list_item()
+            name = nodes.literal("", label)
+            item += nodes.term("", "", name, nodes.Text(f": {evidence.text}"), ids=[anchor(label)])
             tests = nodes.bullet_list()
             for test, outcomes in sorted(evidence.tests.items()):
                 passed = outcomes.count("passed")
