@@ -119,9 +119,7 @@ def bounds(name: str, p: Any, radius: Any) -> tuple[float, float]:
 def divergence(name: str, new: np.ndarray, old: np.ndarray) -> float:
     """D_f(Q || P) of two distributions with full support of P."""
     f = GENERATORS[name]
-    terms = [
-        mpf(o) * f(mpf(float(n)) / mpf(float(o))) for n, o in zip(new, old, strict=True)
-    ]
+    terms = [mpf(o) * f(mpf(float(n)) / mpf(float(o))) for n, o in zip(new, old, strict=True)]
     return float(mp.fsum(terms))
 
 

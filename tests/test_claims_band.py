@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -24,9 +25,8 @@ CONVEX: dict[str, Callable[[cp.Expression, np.ndarray], cp.Expression]] = {
     "hellinger": lambda q, p: 2 - 2 * cp.sum(cp.multiply(p**0.5, cp.sqrt(q))),
     "le_cam": lambda q, p: cp.sum(cp.multiply(4 * p, cp.inv_pos(cp.multiply(q, 1 / p) + 1))) - 2,
     "jensen_shannon": lambda q, p: (
-        cp.sum(cp.rel_entr(q, (q + p) / 2)) + cp.sum(cp.rel_entr(p, (q + p) / 2))
-    )
-    / 2,
+        (cp.sum(cp.rel_entr(q, (q + p) / 2)) + cp.sum(cp.rel_entr(p, (q + p) / 2))) / 2
+    ),
 }
 
 
@@ -139,7 +139,7 @@ def roots(name: str, p: float, radius: float) -> int:
     """Sign changes of g - radius over [0, 1/p], ends included, counted in mpmath."""
     grid = [k / 600 / p for k in range(601)]
     signs = [g(name, p, r) > radius for r in grid]
-    return sum(one != other for one, other in zip(signs, signs[1:], strict=False))
+    return sum(one != other for one, other in itertools.pairwise(signs))
 
 
 @pytest.mark.claim("C4", "thm-scalarization")

@@ -164,9 +164,7 @@ def test_radius_as_a_number_of_trials() -> None:
     assert round(1.96**2 / (2 * 0.05)) == 38
     assert round(1.96**2 / 0.05) == 77
     # nothing seen in n trials: Wald has no width, Wilson and KL have
-    wald, wilson, kl = (
-        1e-12 * float(band(1e-12, n, 0.05)[1]) for n in ("chi2", "neyman", "kl")
-    )
+    wald, wilson, kl = (1e-12 * float(band(1e-12, n, 0.05)[1]) for n in ("chi2", "neyman", "kl"))
     assert wald < 1e-6
     assert wilson == pytest.approx(0.05 / 1.05, rel=1e-6)
     assert kl == pytest.approx(1 - math.exp(-0.05), rel=1e-6)

@@ -130,8 +130,6 @@ def test_a_finer_partition_masks_at_least_as_much(name: str) -> None:
         top = np.argsort(-old)[:8]
         rest = np.setdiff1d(np.arange(50), top)
         parts = [*([i] for i in top), rest]
-        finer = divergence(
-            name, *(np.array([x[part].sum() for part in parts]) for x in (new, old))
-        )
+        finer = divergence(name, *(np.array([x[part].sum() for part in parts]) for x in (new, old)))
         for a in top:
             assert finer >= b(name, old[a], new[a]) - 1e-12

@@ -127,7 +127,10 @@ def test_newton_starts_left_of_the_root_rises_to_it_and_is_quadratic() -> None:
             assert before < t <= root * (1 - mpf(10) ** -30)
             steepest = max(curvature(p, before), curvature(p, root))
             rate = steepest / (2 * -slope(p, root))
-            assert root - t <= rate * (root - before) ** 2 * (1 + mpf(10) ** -8) - root * mpf(10) ** -30
+            assert (
+                root - t
+                <= rate * (root - before) ** 2 * (1 + mpf(10) ** -8) - root * mpf(10) ** -30
+            )
             worst[step] = max(worst[step], (root - t) / -root)
     assert 1e-5 < worst[2] < 4e-5
     assert 5e-11 < worst[3] < 3e-10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -139,7 +140,7 @@ def test_ball_is_convex_and_surrounds_the_old_policy(name: str, radius: float) -
         return old + inside * (target - old)
 
     edge = [on_the_edge(target) for target in others]
-    for one, other in zip(edge, edge[1:], strict=False):
+    for one, other in itertools.pairwise(edge):
         for weight in (0.1, 0.5, 0.8):
             assert of_package(name, weight * one + (1 - weight) * other, old) <= radius * (1 + 1e-9)
     # a larger radius admits strictly more, along every segment that left the ball
