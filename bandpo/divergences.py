@@ -81,8 +81,8 @@ class Divergence:
                     "a convex f with f(1) = 0 has no other limits"
                 )
 
-    def __call__(self, u: Tensor) -> Tensor:
-        """f(u), extended to u = 0 by its limit."""
+    def at(self, u: Tensor) -> Tensor:
+        """f(u), continued to u = 0 by its limit."""
         return torch.where(u == 0, self.f_at_zero, self.f(u))
 
     def __str__(self) -> str:
