@@ -243,10 +243,14 @@
   drag(find("be-move"), (x) => ({ p: fromChart(x, state.axis) }));
   drag(find("be-ternary"), fromTernary);
 
-  // Links of the page's text that set a state carry it in data-state.
-  for (const link of document.querySelectorAll("a[data-state]")) {
-    link.addEventListener("click", () => set(read(link.dataset.state).values));
-  }
+  // Links in the text, which comes after this script, carry the state that they set in data-state.
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("a[data-state]");
+    if (!link) return;
+    event.preventDefault();
+    set(read(link.dataset.state).values);
+    host.scrollIntoView();
+  });
   addEventListener("hashchange", readAddress);
 
   show();
