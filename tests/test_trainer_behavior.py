@@ -17,7 +17,7 @@ import trl
 from tiny import digit_reward, loss_and_gradients, micro_batch, prompts, save_model, settings
 from trl import GRPOConfig, GRPOTrainer
 
-from bandpo.clipping import Band
+from bandpo.clipping import Band, Fixed
 from bandpo.config import BandPOConfig
 from bandpo.divergences import Divergence
 from bandpo.metrics import BAND_METRICS
@@ -228,6 +228,9 @@ def test_padding_enters_neither_bounds_nor_metrics(make: Make, garbage: float) -
         k: v for k, v in logs.items() if "band/" in k
     }
     assert sum(map(sum, trainer.histograms()["ratio_histogram"])) == mask.sum()
+    positive = mask & (inputs["advantages"] > 0).unsqueeze(1)
+    assert trainer.histograms()["tokens"]["band/clip_rate"] == mask.sum()
+    assert trainer.histograms()["tokens"]["band/clip_high"] == positive.sum()
 
 
 def test_tool_tokens_enter_neither_bounds_nor_metrics(make: Make) -> None:
