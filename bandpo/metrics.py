@@ -214,6 +214,13 @@ def averages(totals: Tensor) -> dict[str, float]:
     }
 
 
+def token_counts(totals: Tensor) -> dict[str, int]:
+    """Number of tokens behind each metric, from the summed result of `token_metrics`."""
+    return {
+        name: int(count) for name, count in zip(BAND_METRICS, totals[:, 1].tolist(), strict=True)
+    }
+
+
 #: Edges of the old probability in `ratio_histogram`.
 PROBABILITY_EDGES = (1e-4, 1e-3, 1e-2, 0.1, 0.2, 0.5, 0.9)
 #: Edges of the log-ratio (nats) in `ratio_histogram`.

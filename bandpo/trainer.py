@@ -23,7 +23,7 @@ from trl import GRPOTrainer
 
 from bandpo.clipping import MIN_LOGP
 from bandpo.config import BandPOConfig
-from bandpo.metrics import averages, ratio_histogram, token_metrics, widest
+from bandpo.metrics import averages, ratio_histogram, token_counts, token_metrics, widest
 
 __all__ = ["BandPOConfig", "BandPOTrainer"]
 
@@ -201,19 +201,23 @@ class BandPOTrainer(GRPOTrainer):
             totals = self.accelerator.reduce(totals, reduction="sum")
             for name, value in averages(totals).items():
                 self._metrics[mode][name].append(value)
+            if mode == "train":
+                self._histograms["tokens"] = token_counts(totals)
         if self._counts is not None and mode == "train":
             counts = self.accelerator.reduce(self._counts, reduction="sum")
-            self._histograms = {"ratio_histogram": counts.tolist()}
+            self._histograms["ratio_histogram"] = counts.tolist()
             self._counts = None
         super().log(logs, start_time)
 
     def histograms(self) -> dict[str, Any]:
-        """Return counts of the last logged step by old probability and log-ratio.
+        """Return token counts of the last logged step.
 
         Returns
         -------
         dict
-            ``{"ratio_histogram": rows}``, see `bandpo.metrics.ratio_histogram`; empty before the
+            ``ratio_histogram``, counts by old probability and log-ratio (see
+            `bandpo.metrics.ratio_histogram`), and ``tokens``, metric name -> number of tokens that
+            its mean is over, with which means of several steps are weighted. Empty before the
             first logged step and in purely on-policy training.
         """
         return self._histograms
