@@ -156,6 +156,31 @@ class Run:
         return np.array(steps), np.array(values, dtype=float)
 
 
+    def pooled(self, metric: str, steps: Iterable[int] | None = None) -> float:
+        """Return the mean of a ``band/`` metric over the tokens of several steps.
+
+        Parameters
+        ----------
+        metric : str
+            A metric whose token counts the trainer keeps under ``tokens``.
+        steps : iterable of int, optional
+            The optimizer steps to pool; None for all.
+
+        Returns
+        -------
+        float
+            Every token weighs the same, whatever its step; NaN if no step has such a token.
+        """
+        wanted = None if steps is None else set(steps)
+        total, tokens = 0.0, 0
+        for row in self.metrics:
+            if metric in row and (wanted is None or row["step"] in wanted):
+                count = row["tokens"][metric]
+                total += row[metric] * count
+                tokens += count
+        return total / tokens if tokens else float("nan")
+
+
 def read_run(path: str | Path) -> Run:
     """Read one finished run folder.
 

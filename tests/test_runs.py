@@ -90,3 +90,17 @@ def test_a_run_with_other_settings_or_code_begins_at_the_beginning(tmp_path, cha
     assert start_run(tmp_path, config) is None
     assert sorted(os.listdir(tmp_path)) == ["config.json", "provenance.json"]
     assert json.loads((tmp_path / "config.json").read_text()) == config
+
+
+def test_pooled_weighs_every_token_alike(tmp_path):
+    path = make_run(tmp_path, "a", 1, [0.0])
+    rows = [
+        {"step": 1, "band/clip_high": 1.0, "tokens": {"band/clip_high": 1}},
+        {"step": 2, "tokens": {"band/clip_high": 0}},
+        {"step": 3, "band/clip_high": 0.5, "tokens": {"band/clip_high": 6}},
+    ]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = read_run(path)
+    assert run.pooled("band/clip_high") == pytest.approx(4 / 7)
+    assert run.pooled("band/clip_high", [1, 2]) == 1.0
+    assert np.isnan(run.pooled("band/clip_high", [2]))
