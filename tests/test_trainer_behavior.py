@@ -228,6 +228,15 @@ def test_padding_enters_neither_bounds_nor_metrics(make: Make, garbage: float) -
         k: v for k, v in logs.items() if "band/" in k
     }
     assert sum(map(sum, trainer.histograms()["ratio_histogram"])) == mask.sum()
+
+    class Recording(Fixed):
+        def log_bound(self, old_logps: torch.Tensor, upward: torch.Tensor) -> torch.Tensor:
+            assert (old_logps[~mask] == 0).all()
+            assert (old_logps[mask] < 0).all()
+            return super().log_bound(old_logps, upward)
+
+    trainer.rule = Recording()
+    loss_and_gradients(trainer, inputs)
     positive = mask & (inputs["advantages"] > 0).unsqueeze(1)
     assert trainer.histograms()["tokens"]["band/clip_rate"] == mask.sum()
     assert trainer.histograms()["tokens"]["band/clip_high"] == positive.sum()
