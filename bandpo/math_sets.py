@@ -26,6 +26,12 @@ PROMPT_FORM = (
 )
 """Form of a math prompt, to the same effect as the published one: steps, then ``Answer:``."""
 
+_TEXT = datasets.Value("string")
+COLUMNS = datasets.Features(
+    {"prompt": [{"role": _TEXT, "content": _TEXT}], "answer": _TEXT, "source": _TEXT}
+)
+"""Columns of every set once read."""
+
 FILE_TYPES = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
 
@@ -128,7 +134,7 @@ def load_math_sets(sets: Sequence[MathSet]) -> tuple[Dataset, Dataset]:
         See :func:`load_hub` and :func:`math_rows`.
     """
     rows = [(s.for_training, math_rows(s, load_hub(s))) for s in sets]
-    empty = Dataset.from_dict({"prompt": [], "answer": [], "source": []})
+    empty = Dataset.from_dict({c: [] for c in COLUMNS}, COLUMNS)
 
     def joined(parts: list[Dataset]) -> Dataset:
         return datasets.concatenate_datasets(parts) if parts else empty
@@ -213,6 +219,7 @@ def math_rows(spec: MathSet, table: Dataset) -> Dataset:
             "source": spec.id,
         },
         remove_columns=table.column_names,
+        features=COLUMNS,
     )
     if len(rows) == 0:
         raise ValueError(f"math set {spec.id!r} has no rows in split {spec.split!r}{_kept(spec)}")
@@ -242,8 +249,8 @@ def _require(spec: MathSet, table: Dataset) -> None:
     needed = [spec.problem, spec.answer, *(["level"] if spec.levels else [])]
     for column in needed:
         top, _, key = column.partition(".")
-        missing = top not in table.column_names or (key and key not in table.features[top])
-        if missing:
+        inner = table.features.get(top)
+        if inner is None or (key and not (isinstance(inner, dict) and key in inner)):
             raise ValueError(
                 f"math set {spec.id!r} lacks the column {column!r}; "
                 f"it has {', '.join(table.column_names) or 'none'}"
