@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import pairwise, product
 
 import numpy as np
@@ -105,11 +106,27 @@ def test_bregman_form_of_the_slope() -> None:
 
 
 #: Cells that cover 1e-4 <= p <= 1 - 1e-4, 1e-3 <= radius <= 1 without a gap.
-P_EDGES = [
-    *np.geomspace(1e-4, 0.5, 60).tolist(),
-    *(1 - np.geomspace(0.5, 1e-4, 60)[1:]).tolist(),
-]
-RADIUS_EDGES = np.geomspace(1e-3, 1, 13).tolist()
+P_EDGES = np.concatenate([np.geomspace(1e-4, 0.5, 60), 1 - np.geomspace(0.5, 1e-4, 60)[1:]])
+RADIUS_EDGES = np.geomspace(1e-3, 1, 13)
+
+
+def cells(p: np.ndarray, seed: int) -> Iterator[tuple[float, ...]]:
+    """Corners (p1, p2, d1, d2), the KL bounds at (p1, d2) and (p2, d1), and at a point inside."""
+    low, high = (
+        x.numpy()
+        for x in log_band(
+            torch.from_numpy(np.log(p))[:, None], "kl", torch.from_numpy(RADIUS_EDGES)[None, :]
+        )
+    )
+    draw = np.random.default_rng(seed).uniform(size=(2, p.size - 1, RADIUS_EDGES.size - 1))
+    at_p = p[:-1, None] + draw[0] * np.diff(p)[:, None]
+    at_radius = RADIUS_EDGES[None, :-1] + draw[1] * np.diff(RADIUS_EDGES)[None, :]
+    inside = log_band(torch.from_numpy(np.log(at_p)), "kl", torch.from_numpy(at_radius))
+    for i, j in np.ndindex(at_p.shape):
+        corner = (p[i], p[i + 1], RADIUS_EDGES[j], RADIUS_EDGES[j + 1])
+        for side, bound in enumerate((low, high)):
+            here = inside[side][i, j]
+            yield side, *map(float, (*corner, bound[i, j + 1], bound[i + 1, j], here))
 
 
 @pytest.mark.claim("C6", "C5", "prop-monotone", "prop-limits")
@@ -121,20 +138,16 @@ def test_kl_lower_bound_is_enclosed_at_every_point_of_the_square() -> None:
     its values at two corners, for every point of the cell: it rises with p and falls with radius.
     """
     ctx.prec = 128
-    rng = np.random.default_rng(0)
-    for (p1, p2), (d1, d2) in product(pairwise(P_EDGES), pairwise(RADIUS_EDGES)):
-        whole = ball(p1, p2)
-        at_least = float(log_band(torch.tensor(p1, dtype=torch.float64).log(), "kl", d2)[0])
-        at_most = float(log_band(torch.tensor(p2, dtype=torch.float64).log(), "kl", d1)[0])
+    for side, p1, p2, d1, d2, at_least, at_most, inside in cells(P_EDGES, seed=0):
+        if side == 1:
+            continue
         at_least, at_most = at_least * (1 + 1e-12), at_most * (1 - 1e-12)
         assert at_least < at_most < 0
         for log_r in (at_least, at_most):
-            assert one_minus_x(whole, arb(log_r).exp()) > 0
+            assert one_minus_x(ball(p1, p2), arb(log_r).exp()) > 0
         assert divergence_kl(arb(p1), arb(at_least)) > d2
         assert divergence_kl(arb(p2), arb(at_most)) < d1
         assert at_most <= -d1 * (1 - 1e-9)  # never above e^-radius
-        p, radius = rng.uniform(p1, p2), rng.uniform(d1, d2)
-        inside = float(log_band(torch.tensor(p, dtype=torch.float64).log(), "kl", radius)[0])
         assert at_least <= inside <= at_most
 
 
@@ -142,22 +155,15 @@ def test_kl_lower_bound_is_enclosed_at_every_point_of_the_square() -> None:
 def test_kl_upper_bound_is_enclosed_at_every_point_up_to_nine_tenths() -> None:
     """The same for the upper bound; above 0.9 it is the mirror of the lower one."""
     ctx.prec = 256
-    rng = np.random.default_rng(1)
-
-    def upper(p: float, radius: float) -> float:
-        return float(log_band(torch.tensor(p, dtype=torch.float64).log(), "kl", radius)[1])
-
-    for (p1, p2), (d1, d2) in product(
-        pairwise([p for p in P_EDGES if p < 0.9]), pairwise(RADIUS_EDGES)
-    ):
-        at_most, at_least = upper(p1, d2), upper(p2, d1)
+    for side, p1, p2, d1, d2, at_most, at_least, inside in cells(P_EDGES[P_EDGES < 0.9], seed=1):
+        if side == 0:
+            continue
         most = arb(at_most) * (1 + arb("1e-13"))
         least = arb(at_least) * (1 - arb("1e-13"))
         assert one_minus_x(ball(p1, p2), least.exp()) < 0
         # out of reach at p1, hence by monotonicity wherever in the cell the ratio exists at all
         assert divergence_kl(arb(p1), most) > d2
         assert divergence_kl(arb(p2), least) < d1
-        inside = upper(rng.uniform(p1, p2), rng.uniform(d1, d2))
         assert at_least <= inside <= at_most
 
 
