@@ -26,6 +26,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bandpo.provenance import commit, machine, tree_digest  # noqa: E402
+
 LOCK = ROOT / "tools" / "verl-requirements.lock"
 ENVIRONMENT = ROOT / "build" / "verl-env"
 JUNIT = ROOT / "build" / "verl-tests.xml"
@@ -49,7 +53,16 @@ def environment() -> Path:
 
 def run_tests(python: Path) -> int:
     """Run the tests, without this project's conftest.py and options: they need its environment."""
-    options = ["--noconftest", "-o", "addopts=", "-p", "no:cacheprovider", "-q"]
+    options = [
+        "--noconftest",
+        "-o",
+        "addopts=",
+        "-o",
+        "junit_family=xunit1",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+    ]
     return subprocess.run(
         [python, "-m", "pytest", *options, f"--junitxml={JUNIT}", ROOT / "tests" / "integrations"],
         cwd=ROOT,
@@ -87,27 +100,20 @@ def versions(python: Path) -> dict[str, str]:
     return dict(zip(("python", *PACKAGES), run.stdout.split(), strict=True))
 
 
-def commit() -> str:
-    """The commit that was tested, with ``-dirty`` where a tracked file differs from it."""
-    run = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return run.stdout.strip()
+def sources_digest() -> str:
+    """Digest of what the record speaks of: the integration and its tests."""
+    return tree_digest(ROOT, ["bandpo/integrations", "tests/integrations"])
 
 
 def table(record: dict[str, Any]) -> str:
     """The record as the Markdown that the chapter includes."""
     columns = ("loss", "gradient", "metrics")
     lines = [
-        "| fact | batches | tokens | loss | gradient | metrics |",
+        "| fact | comparisons | tokens compared | loss | gradient | metrics |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for fact, figures in record["facts"].items():
-        cells = [f"{figures[c]:.1e}" if c in figures else "" for c in columns]
+        cells = [f"{figures[c]:.0e}" if c in figures else "" for c in columns]
         lines.append(f"| {fact} | {figures['cases']} | {figures['tokens']} | {' | '.join(cells)} |")
     names = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     lines += ["", f"Run on {record['date']} ({record['tests']} tests passed): {names}."]
@@ -130,8 +136,9 @@ def main() -> int:
         return status
     record = {
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit(),
-        "command": "python tools/verl_env.py",
+        **commit(),
+        "sources": sources_digest(),
+        "machine": machine(),
         "versions": versions(python),
         **collect(JUNIT),
     }
