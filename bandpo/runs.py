@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -68,7 +69,7 @@ def start_run(run_dir: str | Path, config: Mapping[str, Any]) -> str | None:
     now = provenance()
     (folder / FINISHED).unlink(missing_ok=True)
     checkpoints = folder / CHECKPOINTS
-    if _same_run(folder, config, now) and (found := _last_checkpoint(checkpoints)):
+    if _same_run(folder, config, now) and (found := last_checkpoint(checkpoints)):
         return str(found)
     shutil.rmtree(checkpoints, ignore_errors=True)
     (folder / "metrics.jsonl").unlink(missing_ok=True)
@@ -86,12 +87,33 @@ def _same_run(folder: Path, config: Mapping[str, Any], now: Mapping[str, Any]) -
     return before == dict(config) and made_by["package"] == now["package"]
 
 
-def _last_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint with the highest step that was written whole."""
-    whole = [
-        path for path in folder.glob("checkpoint-*") if (path / "trainer_state.json").is_file()
-    ]
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+def last_checkpoint(folder: str | Path) -> Path | None:
+    """Return the checkpoint with the highest step that was written whole, or None.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Parent of the folders ``checkpoint-<step>``.
+    """
+    steps = {
+        int(match[1]): path
+        for path in Path(folder).glob("checkpoint-*")
+        if (match := re.fullmatch(r"checkpoint-(\d+)", path.name)) and is_whole_checkpoint(path)
+    }
+    return steps[max(steps)] if steps else None
+
+
+def is_whole_checkpoint(path: str | Path) -> bool:
+    """Tell whether a checkpoint was written to its end.
+
+    The trainer's state is the last file that goes into one, so a folder in which it is missing or
+    cut off was left by a run that was killed while it saved.
+    """
+    try:
+        json.loads((Path(path) / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -154,7 +176,6 @@ class Run:
             raise KeyError(f"run {self.name} has no metric {metric!r}; it has {', '.join(known)}")
         steps, values = zip(*rows, strict=True)
         return np.array(steps), np.array(values, dtype=float)
-
 
     def pooled(self, metric: str, steps: Iterable[int] | None = None) -> float:
         """Return the mean of a ``band/`` metric over the tokens of several steps.

@@ -9,7 +9,6 @@ loads; ``--dry_run`` stops there and prints the resolved run.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from bandpo.data import TaskData, load_task
 from bandpo.metrics import MetricsFile
 from bandpo.plan import plan
 from bandpo.provenance import provenance
-from bandpo.runs import write_json
+from bandpo.runs import is_whole_checkpoint, last_checkpoint, write_json
 from bandpo.tasks import EMBEDDED_TASKS
 from bandpo.trainer import BandPOConfig, BandPOTrainer
 
@@ -194,7 +193,7 @@ def checkpoint_to_resume(config: BandPOConfig) -> str | None:
         another run.
     """
     asked = config.resume_from_checkpoint
-    last = last_checkpoint(config.output_dir)
+    last = last_checkpoint(config.output_dir or ".")
     if asked is None or str(asked).lower() in ("", "false", "none"):
         if last is not None:
             raise ValueError(
@@ -203,40 +202,13 @@ def checkpoint_to_resume(config: BandPOConfig) -> str | None:
             )
         return None
     if str(asked).lower() in ("auto", "true"):
-        return last
-    if not _is_whole(Path(asked)):
+        return None if last is None else str(last)
+    if not is_whole_checkpoint(asked):
         raise ValueError(
             "resume_from_checkpoint must be auto or the folder of a whole checkpoint; "
             f"got {asked!r}"
         )
     return str(asked)
-
-
-def last_checkpoint(output_dir: str | Path | None) -> str | None:
-    """Return the newest checkpoint that was written whole, or None.
-
-    The trainer's state is the last file that goes into a checkpoint, so a folder in which it is
-    missing or cut off was left by a run killed while it saved.
-
-    Parameters
-    ----------
-    output_dir : str, Path or None
-    """
-    steps = {
-        int(match[1]): path
-        for path in Path(output_dir or ".").glob("checkpoint-*")
-        if (match := re.fullmatch(r"checkpoint-(\d+)", path.name))
-    }
-    whole = (str(path) for _, path in sorted(steps.items(), reverse=True) if _is_whole(path))
-    return next(whole, None)
-
-
-def _is_whole(checkpoint: Path) -> bool:
-    try:
-        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def train(

@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from bandpo.base_models import base_model
-from bandpo.train import checkpoint_to_resume, last_checkpoint
+from bandpo.runs import last_checkpoint
+from bandpo.train import checkpoint_to_resume
 from bandpo.trainer import BandPOConfig
 
 STEPS, CYCLE = 24, 4
@@ -128,7 +129,7 @@ def test_a_checkpoint_cut_off_by_the_kill_is_passed_over(tmp_path: Path) -> None
     checkpoint(tmp_path, 12, None)
     checkpoint(tmp_path, 100, '{"global_st')
     (tmp_path / "checkpoint-final").mkdir()
-    assert last_checkpoint(tmp_path) == str(good)
+    assert last_checkpoint(tmp_path) == good
 
 
 def config(output_dir: Path, resume: str | None) -> BandPOConfig:
