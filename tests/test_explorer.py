@@ -102,7 +102,7 @@ def test_bounds_match_high_precision(name):
                     assert value is None, where
                 else:
                     assert value is not None, where
-                    assert abs(value - expected) <= 1e-9 * abs(expected), where
+                    assert abs(value - expected) <= 1e-12 * abs(expected), where
 
 
 @pytest.mark.parametrize("name", NAMES + POWERS)

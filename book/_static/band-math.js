@@ -90,7 +90,7 @@
   /** Newton from below on a convex function: no bracket, and no step overshoots. */
   function lowerKL(p, notP, radius) {
     let t = -(radius / p + Math.sqrt((2 * radius * notP) / p));
-    for (let step = 0; step < 7; step += 1) {
+    for (let step = 0; step < 5; step += 1) {
       const gone = -Math.expm1(t);
       const h = (p / notP) * gone; // c - 1
       t -= (-p * t - notP * Math.log1p(h) - radius) / ((-(p / notP) * gone) / (1 + h));
