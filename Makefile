@@ -5,16 +5,18 @@
 
 PROFILE ?= cpu
 BIN := .venv/bin
+# One thread a process, processes side by side.
+TEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile
 
 .PHONY: book test reproduce clean setup browser lint notebooks html
 .NOTPARALLEL:
 
 book: setup notebooks
-	$(BIN)/pytest -q -m claim
+	$(TEST) -q -m claim
 	$(MAKE) html
 
 test: setup browser lint
-	$(BIN)/pytest -n 2 --dist loadfile -m "not book"
+	$(TEST) -m "not book"
 	$(MAKE) notebooks html
 	$(BIN)/pytest -m book
 

@@ -87,6 +87,9 @@ def execute(project: Project, jobs: Sequence[Job], workers: int) -> None:
     errors: list[str] = []
     total = len(pending)
     with _scratch(project.root) as scratch, _stop_on_terminate():
+        for folder in project.orphans():
+            where = _retire(project, folder).relative_to(project.root)
+            _say(f"~ {folder.name}  is no entry of a grid any more: moved to {where}")
         try:
             while running or (pending and not errors):
                 while not errors and len(running) < workers and (job := _next(pending, running)):
@@ -143,13 +146,19 @@ def _prepare_run_folder(project: Project, folder: Path, stamp: str) -> None:
     """Leave in a run folder only what a run with the same stamp began, so that it can resume."""
     mark = folder / ".digest"
     if folder.exists() and not (mark.is_file() and mark.read_text() == stamp):
-        retired = project.root / "build" / "retired" / folder.parent.name / folder.name
-        shutil.rmtree(retired, ignore_errors=True)
-        retired.parent.mkdir(parents=True, exist_ok=True)
-        folder.rename(retired)
+        _retire(project, folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "notebook.ipynb").unlink(missing_ok=True)
     mark.write_text(stamp)
+
+
+def _retire(project: Project, folder: Path) -> Path:
+    """Move a run folder to where no notebook reads it; only the last of its name is kept."""
+    retired = project.root / "build" / "retired" / folder.parent.name / folder.name
+    shutil.rmtree(retired, ignore_errors=True)
+    retired.parent.mkdir(parents=True, exist_ok=True)
+    folder.rename(retired)
+    return retired
 
 
 def _finish(project: Project, one: _Running) -> None:

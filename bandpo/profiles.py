@@ -167,6 +167,17 @@ class Project:
         """Return the folder of one grid entry."""
         return self.root / "build" / "runs" / self.profile / name
 
+    def orphans(self) -> list[Path]:
+        """Return the run folders of this profile that are no entry of any of its grids."""
+        names = {
+            name
+            for section in self.sections.values()
+            if "grid" in section
+            for name in _grid(section["grid"])
+        }
+        folders = sorted(self.run_folder("").glob("*/"))
+        return [folder for folder in folders if folder.name not in names]
+
     def shown(self, stem: str) -> Job:
         """Return the job whose executed copy the book shows."""
         jobs = self.jobs(stem)

@@ -86,6 +86,17 @@ def test_a_run_folder_of_other_inputs_is_set_aside(trained):
     assert (trained / "build/retired/cpu/1/checkpoint").read_text() == "of another package"
 
 
+def test_a_run_that_left_the_grid_is_not_read_any_more(trained, capsys):
+    folder = trained / "build/runs/cpu/3"
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("3")
+    assert main([], trained) == 0
+    assert "~ 3  is no entry of a grid any more: moved to build/retired/cpu/3" in (
+        capsys.readouterr().out
+    )
+    assert printed(trained / "build/executed/cpu/08_look.ipynb") == "1 1\n2 2\n"
+
+
 def test_the_stamp_says_what_made_the_copy(tmp_path):
     make_repository(tmp_path, "01_a: {parameters: {radius: 1e-3}}")
     cell = "import os\nprint(radius, os.environ['OMP_NUM_THREADS'], os.getcwd())"

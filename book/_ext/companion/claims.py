@@ -120,7 +120,7 @@ class ClaimsTable(SphinxDirective):
         path = Path(self.env.srcdir) / "book" / "claims.yaml"
         self.env.note_dependency(str(path))
         claims = yaml.safe_load(path.read_text(encoding="utf-8"))
-        lines = ["| | statement | where | status and evidence |", "|---|---|---|---|"]
+        lines = ["| id | statement | where | status and evidence |", "|---|---|---|---|"]
         lines += [self._row(claim) for claim in claims]
         return [
             nodes.container("", *self.parse_text_to_nodes("\n".join(lines)), classes=["claims"])

@@ -104,7 +104,7 @@ def provenance_box(stamp: dict[str, Any], copy: str) -> str:
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     return (
         "````{admonition} How this page was made\n:class: dropdown note provenance\n\n"
-        f"| | |\n|---|---|\n{table}\n\n"
+        f"| what | value |\n|---|---|\n{table}\n\n"
         f"```python\n{parameters or '# no parameters'}\n```\n````\n"
     )
 

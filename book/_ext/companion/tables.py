@@ -54,7 +54,7 @@ class StatusTable(GeneratedTable):
 class VersionsTable(GeneratedTable):
     """The machine and the packages that built this book."""
 
-    header = ("", "")
+    header = ("part", "version")
 
     def rows(self) -> list[tuple[str, ...]]:
         return [("machine", machine_text(machine())), *versions().items()]
