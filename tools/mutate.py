@@ -248,12 +248,12 @@ def page(results: list[dict[str, str | int]]) -> str:
     head = f"""\
 # Broken formulas
 
-**The point.** A test that cannot fail shows nothing. Each formula of the package was broken in every
-way listed here, one at a time, and a claim test noticed.
+**The point.** A test that cannot fail shows nothing. Each formula of the package was broken in
+every way listed here, one at a time, and a claim test noticed.
 
-{caught} of {len(results)} mutants were caught. `python tools/mutate.py` made this page: it turns a sign,
-changes a power or a root, drops a factor or a divisor, or reverses a comparison or the choice of a
-side, in a copy of the package, and runs the claim tests until one fails.
+{caught} of {len(results)} mutants were caught. `python tools/mutate.py` made this page: it turns a
+sign, changes a power or a root, drops a factor or a divisor, or reverses a comparison or the choice
+of a side, in a copy of the package, and runs the claim tests until one fails.
 """
     lines = [
         head,
