@@ -104,8 +104,9 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
             yield "factor", node.right if simple else node.left
         elif isinstance(node.op, ast.Div):
             yield "factor", node.left
-        elif isinstance(node.op, ast.Pow) and isinstance(node.right, ast.Constant):
-            yield "power", ast.BinOp(node.left, ast.Pow(), ast.Constant(node.right.value + 1))
+        elif isinstance(node.op, ast.Pow):
+            higher = ast.BinOp(node.right, ast.Add(), ast.Constant(1))
+            yield "power", ast.BinOp(node.left, ast.Pow(), higher)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         if not isinstance(node.operand, ast.Constant):
             yield "sign", node.operand
@@ -226,7 +227,7 @@ def prepare(work: Path) -> None:
     """Copy the package and the claim tests, and load what every fork needs."""
     shutil.copytree(ROOT / "bandpo", work / "bandpo", ignore=shutil.ignore_patterns("__pycache__"))
     (work / "tests").mkdir()
-    for file in [*(ROOT / "tests").glob("*claims*.py")]:
+    for file in (ROOT / "tests").glob("*claims*.py"):
         shutil.copy(file, work / "tests")
     shutil.copy(ROOT / "pyproject.toml", work)
     import cvxpy  # noqa: F401
