@@ -247,6 +247,8 @@ def saturation(divergence: str | Divergence = "kl", radius: float = 0.05) -> tup
     _check_radius(radius)
     if math.isinf(divergence.f_at_zero):
         return 0.0, 1.0
+    if radius >= divergence.f_at_zero + divergence.slope_at_infinity:  # no Q is farther away
+        return 1.0, 0.0
     nothing = torch.full((1,), -math.inf, dtype=torch.float64)
     low, high = -700.0, 0.0
     for _ in range(64):
@@ -333,7 +335,7 @@ def _prepare(
     """Checked, detached and at working precision, with the dtype to return."""
     if not isinstance(logp, Tensor) or not logp.is_floating_point():
         raise TypeError(f"{name} must be a floating-point tensor, got {_describe(logp)}")
-    _check_radius(radius)
+    radius_checked = _check_radius(radius)
     slack = 4 * torch.finfo(logp.dtype).eps
     checked = _check_values(
         logp, lambda x: x > slack, f"{name} must be a log probability, at most 0"
@@ -346,7 +348,7 @@ def _prepare(
     x = x.clamp(max=0.0)
     if isinstance(radius, Tensor):
         radius = radius.detach().to(x)
-        if not checked:
+        if not radius_checked:
             radius = torch.where((radius > 0) & (radius < math.inf), radius, math.nan)
         x, radius = torch.broadcast_tensors(x, radius)
     return x, radius, out
@@ -356,17 +358,19 @@ def _out_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _check_radius(radius: float | Tensor) -> None:
+def _check_radius(radius: float | Tensor) -> bool:
+    """Raise if it is no radius; False where its values cannot be read for free."""
     if isinstance(radius, Tensor):
         if not radius.is_floating_point():
             raise TypeError(f"radius must be a floating-point tensor, got {_describe(radius)}")
-        _check_values(
+        return _check_values(
             radius, lambda x: ~((x > 0) & (x < math.inf)), "radius must be finite and > 0"
         )
-    elif isinstance(radius, bool) or not isinstance(radius, int | float):
+    if isinstance(radius, bool) or not isinstance(radius, int | float):
         raise TypeError(f"radius must be a number or a tensor, got {radius!r}")
-    elif not (0 < radius < math.inf):
+    if not (0 < radius < math.inf):
         raise ValueError(f"radius must be finite and > 0, got {radius!r}")
+    return True
 
 
 def _check_values(x: Tensor, bad: Callable[[Tensor], Tensor], message: str) -> bool:

@@ -90,8 +90,9 @@ class Divergence:
 
 
 def _jensen_shannon(u: Tensor) -> Tensor:
-    # u log u - (1+u) log((1+u)/2), rearranged so that large terms do not cancel for u -> inf
-    return 0.5 * (torch.xlogy(u, 2 * u / (1 + u)) - torch.log1p(0.5 * (u - 1)))
+    # u log u - (1+u) log((1+u)/2), arranged so that nothing cancels at 1 or at infinity
+    log_share = torch.where(u < 0.5, torch.log(2 * u / (1 + u)), torch.log1p((u - 1) / (u + 1)))
+    return 0.5 * (u * log_share - torch.log1p(0.5 * (u - 1)))
 
 
 @lru_cache(maxsize=64)

@@ -198,7 +198,8 @@ def generic_drop(divergence: Divergence, w: Tensor, radius: Tensor | float) -> T
         low = torch.where(excess(middle.exp()) <= 0, middle, low)
     drop = torch.exp(low + width)
     bottom = torch.full_like(w, math.exp(_LOG_DROP[1]))
-    return torch.where(excess(bottom) <= 0, math.inf, drop)
+    # a comparison takes NaN for false; the sum brings it back
+    return torch.where(excess(bottom) <= 0, math.inf, drop) + 0 * (w + radius)
 
 
 DropSolver = Callable[[Divergence, Tensor, "Tensor | float"], Tensor]
@@ -209,7 +210,7 @@ def _mirrored(solve: DropSolver) -> TwoSided:
         divergence: Divergence, logp: Tensor, radius: Tensor | float
     ) -> tuple[Tensor, Tensor]:
         w, below = _positive_odds(logp)
-        lower = -_at_one(divergence, logp, solve(divergence, w, radius))
+        lower = -_at_the_ends(divergence, logp, solve(divergence, w, radius))
         rise = -w * expm1(-solve(divergence, 1 / w, radius))
         return lower, _log_upper(divergence, logp, rise, below)
 
@@ -223,15 +224,16 @@ def _mirrored_side(solve: DropSolver) -> OneSided:
         w, below = _positive_odds(logp)
         drop = solve(divergence, torch.where(upward, 1 / w, w), radius)
         upper = _log_upper(divergence, logp, -w * expm1(-drop), below)
-        return torch.where(upward, upper, -_at_one(divergence, logp, drop))
+        return torch.where(upward, upper, -_at_the_ends(divergence, logp, drop))
 
     return one_sided
 
 
-def _at_one(divergence: Divergence, logp: Tensor, drop: Tensor) -> Tensor:
-    """At p = 1 the lower bound is 1 if the complement's price is unbounded."""
+def _at_the_ends(divergence: Divergence, logp: Tensor, drop: Tensor) -> Tensor:
+    """The lower bound is 0 at p = 0, and 1 at p = 1 if the complement's price is unbounded."""
+    drop = torch.where(logp == -math.inf, math.inf, drop)
     if math.isinf(divergence.slope_at_infinity):
-        return torch.where(logp == 0, 0.0, drop)
+        drop = torch.where(logp == 0, 0.0, drop)
     return drop
 
 
