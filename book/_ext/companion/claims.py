@@ -131,7 +131,8 @@ class ClaimsTable(SphinxDirective):
         where = [_role(label) for label in claim.get("where", [])]
         if claim.get("notebook"):
             where.append("{doc}`/notebooks/" + claim["notebook"] + "`")
-        status = f"**{claim['status']}**"
+        kind = nodes.make_id(claim["status"])
+        status = f'<span class="status status-{kind}">{claim["status"]}</span>'
         if evidence:
             uri = self.env.app.builder.get_relative_uri(
                 self.env.docname, self.config.companion_tests_page
