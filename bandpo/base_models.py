@@ -29,7 +29,8 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from bandpo.pretrain import CHARACTERS, RECIPES, Recipe, measure, train
+from bandpo import pretrain
+from bandpo.pretrain import RECIPES, Recipe, measure, train
 from bandpo.tasks import EMBEDDED_TASKS, EmbeddedTask
 
 CACHE_DIR = Path("build/base_models")
@@ -47,7 +48,8 @@ def base_model(task: str, cache_dir: str | Path = CACHE_DIR) -> Path:
     task : str
         Name of an embedded task (:data:`bandpo.tasks.EMBEDDED_TASKS`).
     cache_dir : path
-        Parent of the model's folder, which is called ``<task>-<digest of recipe and task>``.
+        Parent of the model's folder, which is called ``<task>-<digest>``; the digest is over
+        recipe, task, training code and version of torch.
 
     Returns
     -------
@@ -140,11 +142,12 @@ def _convert_gguf(gguf: Path, folder: Path) -> None:
 
 
 def _digest(task: EmbeddedTask, recipe: Recipe) -> str:
-    """Digest of all that decides the model: recipe, prompts, answers and a text per strategy."""
+    """Digest of all that decides the model: the recipe, the task, the code that trains, torch."""
     rng = random.Random(0)
     content = {
+        "code": Path(pretrain.__file__).read_text(),
+        "torch": torch.__version__,
         "recipe": asdict(recipe),
-        "characters": CHARACTERS,
         "strategies": [(s.name, s.branch, s.rate) for s in task.strategies],
         "texts": [[p, *(task.write(s, p, rng) for s in task.strategies)] for p in task.prompts],
     }
