@@ -1,6 +1,7 @@
 """Data: local tables with the hub sets' schemas go through the code that the hub's would."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from dataclasses import replace
 import datasets
 import pytest
 from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
 
 from bandpo import math_sets
+from bandpo.base_models import smollm2
 from bandpo.data import few_shot_sums, load_task
 from bandpo.math_sets import MATH_SETS, MIXTURES, last_boxed, load_hub, load_math_sets, math_rows
 from bandpo.rewards import answer_agrees, final_answer, first_line_is, is_readable, make_reward
@@ -378,3 +381,39 @@ def test_reward_works_off_the_main_thread():
 def test_readable_means_a_value():
     assert all(map(is_readable, ["1", "x^2+1", r"\text{even}", "(1, 2)", "10:30"]))
     assert not any(map(is_readable, ["", "???", r"\frac{", "----"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["few_shot_sums", "file"])
+def test_a_real_language_model_trains_on_it_through_trl(kind, tmp_path):
+    """Raw text and conversations, one GRPO cycle of SmolLM2 each."""
+    if kind == "file":
+        path = tmp_path / "sums.json"
+        path.write_text(json.dumps([{"prompt": f"{i} + 1?", "answer": i + 1} for i in range(4)]))
+        task = load_task(f"file:{path}", wrong_reward=-1.0)
+    else:
+        task = load_task("few_shot_sums", train_size=4)
+    config = GRPOConfig(
+        str(tmp_path / "run"),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to="none",
+        save_strategy="no",
+        max_steps=2,
+        num_iterations=2,
+        per_device_train_batch_size=8,
+        num_generations=4,
+        max_completion_length=6,
+        logging_steps=1,
+    )
+    trainer = GRPOTrainer(
+        model=str(smollm2()),
+        args=config,
+        train_dataset=task.train,
+        reward_funcs=task.reward_funcs,
+    )
+    trainer.train()
+    reward = next(e["reward"] for e in trainer.state.log_history if "reward" in e)
+    assert reward == -1.0 if kind == "file" else 0.0 <= reward <= 1.0
+    assert all(math.isfinite(e["loss"]) for e in trainer.state.log_history if "loss" in e)
