@@ -16,7 +16,6 @@ import pytest
 from bandpo.provenance import ROOT, claims_digest
 from bandpo.runs import write_json
 
-CLAIMS = ROOT / "build" / "claims.json"
 _PROPERTY = "claims"
 _results: dict[str, dict[str, Any]] = {}
 
@@ -43,7 +42,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     # With xdist the workers run the tests and the controller sees every report.
     if _results and not hasattr(session.config, "workerinput"):
-        record(CLAIMS, _results, claims_digest())
+        root = session.config.rootpath
+        record(root / "build" / "claims.json", _results, claims_digest(root))
 
 
 def record(path: Path, results: dict[str, dict[str, Any]], digest: str) -> None:
