@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import yaml
 from bs4 import BeautifulSoup
 
 from bandpo.provenance import ROOT, commit
@@ -153,11 +154,12 @@ def test_every_statement_shows_its_tests(pages):
 
 def test_links_to_sources_are_pinned_to_the_commit(pages):
     revision = commit()["commit"]
+    repository = yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]["url"]
     links = [
         link["href"]
         for page in pages.values()
         for link in page.select("a[href*='/blob/'], a[href*='/tree/']")
-        if "bandpo-companion" in link["href"]
+        if link["href"].startswith(repository)
     ]
     assert links
     assert [link for link in links if revision not in link] == []
