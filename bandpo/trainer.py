@@ -99,8 +99,9 @@ class BandPOTrainer(GRPOTrainer):
         self._totals: dict[str, Tensor] = {}
         self._counts: Tensor | None = None
         self._histograms: dict[str, Any] = {}
-        for caution in args.cautions():
-            warnings.warn(caution, stacklevel=2)
+        if args.process_index == 0:
+            for caution in args.cautions():
+                warnings.warn(caution, stacklevel=2)
         super().__init__(model, reward_funcs, args, *more, **kwargs)
 
     # TRL assigns both in its constructor and computes 1 - epsilon_low and 1 + epsilon_high.

@@ -36,6 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def make(model: str, tmp_path: Path) -> Make:
     def make(trainer: type, config: type, peft_config: Any = None, **changes: Any) -> Any:
+        torch.manual_seed(0)  # adapters start from random weights
         args = config(**settings(tmp_path / "out", **changes))
         evaluate = prompts(16) if args.eval_strategy != "no" else None
         return trainer(
