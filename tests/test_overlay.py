@@ -80,6 +80,20 @@ def root(executed, tmp_path):
     return copied
 
 
+def test_a_figure_is_its_picture_alone(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "book" / "_ext")
+    from companion.executed import keep_pictures
+
+    text = {"data": {"text/plain": "<Axes: >"}}
+    picture = {"data": {"text/plain": "", "image/png": ""}}
+    stream = {"output_type": "stream", "text": "said"}
+    figure = {"metadata": {"mystnb": {"figure": {}}}, "outputs": [text, picture, stream]}
+    plain = {"metadata": {}, "outputs": [text]}
+    keep_pictures({"cells": [figure, plain]})
+    assert figure["outputs"] == [picture, stream]
+    assert plain["outputs"] == [text]
+
+
 def write_claims(root, **tests):
     results = {
         node: {"claims": claims, "outcome": outcome, "seconds": 0.1}

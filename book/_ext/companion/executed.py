@@ -51,6 +51,7 @@ def show_executed(app: Sphinx, docname: str, content: list[str]) -> None:
     notebook = json.loads(job.copy.read_text(encoding="utf-8"))
     stamp = notebook["metadata"].get("bandpo")
     collapse_defaults(notebook)
+    keep_pictures(notebook)
     if stamp:
         copy = job.copy.relative_to(project.root).as_posix()
         cell = {"cell_type": "markdown", "id": "provenance", "metadata": {}}
@@ -70,6 +71,14 @@ def collapse_defaults(notebook: dict[str, Any]) -> None:
                 "code_prompt_show": "Show default parameters",
                 "code_prompt_hide": "Hide default parameters",
             }
+
+
+def keep_pictures(notebook: dict[str, Any]) -> None:
+    """Leave out what the last line of a figure's cell returned, such as ``<Axes: ...>``."""
+    for cell in notebook["cells"]:
+        if "figure" in cell["metadata"].get("mystnb", {}):
+            outputs = cell["outputs"]
+            cell["outputs"] = [one for one in outputs if set(one.get("data", {})) != {"text/plain"}]
 
 
 def provenance_box(stamp: dict[str, Any], copy: str) -> str:
