@@ -11,8 +11,6 @@ HTML = ROOT / "build" / "html"
 DESKTOP = {"width": 1280, "height": 900}
 PHONE = {"width": 390, "height": 844}
 SERIOUS = ("serious", "critical")
-# The theme says so once, on a reader's first visit.
-EXPECTED = "Got invalid theme mode: . Resetting to auto."
 
 
 class Visitor:
@@ -28,7 +26,7 @@ class Visitor:
         page.on("pageerror", lambda error: notes.append(str(error)))
         page.on(
             "console",
-            lambda m: notes.append(m.text) if m.type == "error" and m.text != EXPECTED else None,
+            lambda m: notes.append(m.text) if m.type == "error" else None,
         )
         local = ("file:", "data:", "blob:")
         page.on("request", lambda r: None if r.url.startswith(local) else notes.append(r.url))
