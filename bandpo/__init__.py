@@ -22,7 +22,7 @@ _LAZY = {
     "BandPOTrainer": "trainer",
 }
 
-__all__ = sorted(_LAZY)  # noqa: PLE0605
+__all__ = sorted(_LAZY)
 
 
 def __getattr__(name: str) -> Any:
