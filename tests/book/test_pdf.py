@@ -1,0 +1,25 @@
+"""Printing: a page of the built book becomes a PDF with its mathematics set."""
+
+import re
+
+import pytest
+
+from bandpo.provenance import ROOT
+
+pytestmark = [pytest.mark.book, pytest.mark.browser]
+
+HTML = ROOT / "build" / "html"
+
+
+def test_a_page_is_printed(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import pdf
+
+    assert HTML.is_dir(), f"{HTML} is missing: build the book with `make book`"
+    target = tmp_path / "page.pdf"
+    with pdf.served(HTML) as address:
+        pdf.print_page(f"{address}/book/theory/04_band.html", target)
+    content = target.read_bytes()
+    assert content.startswith(b"%PDF-")
+    assert len(re.findall(rb"/Type\s*/Page\b", content)) >= 2
+    assert list(tmp_path.iterdir()) == [target]
