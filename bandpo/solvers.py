@@ -24,7 +24,14 @@ from bandpo.elementary import FLOOR, expm1, inverse_odds
 # Stands in for w = 0, that is for p = 1, where the odds are infinite: changes no digit of a bound.
 _SMALLEST = {torch.float32: 1e-26, torch.float64: 1e-147}
 
-__all__ = ["SOLVERS", "Solver", "binary_divergence", "bisection_steps", "get_solver"]
+__all__ = [
+    "SOLVERS",
+    "Solver",
+    "binary_divergence",
+    "bisection_steps",
+    "get_solver",
+    "textbook_bisection",
+]
 
 TwoSided = Callable[[Divergence, Tensor, "Tensor | float"], tuple[Tensor, Tensor]]
 OneSided = Callable[[Divergence, Tensor, Tensor, "Tensor | float"], Tensor]
@@ -178,7 +185,7 @@ def _excess(
 
     def excess(drop: Tensor) -> Tensor:
         c = 1 - expm1(-drop) / w
-        return p * divergence.at(torch.exp(-drop)) + not_p * divergence.at(c) - radius
+        return p * divergence.f(torch.exp(-drop)) + not_p * divergence.f(c) - radius
 
     return excess
 
@@ -194,8 +201,8 @@ def generic_drop(divergence: Divergence, w: Tensor, radius: Tensor | float) -> T
     width = _LOG_DROP[1] - _LOG_DROP[0]
     for _ in range(_GENERIC_STEPS):
         width /= 2
-        middle = low + width
-        low = torch.where(excess(middle.exp()) <= 0, middle, low)
+        # where() written as a sum, several times faster in eager code
+        low = low + width * (excess(torch.exp(low + width)) <= 0)
     drop = torch.exp(low + width)
     bottom = torch.full_like(w, math.exp(_LOG_DROP[1]))
     # a comparison takes NaN for false; the sum brings it back
@@ -253,7 +260,7 @@ def bisection_steps(width: float, tolerance: float) -> int:
     return math.ceil(math.log2(width / tolerance)) if width > tolerance else 0
 
 
-def _bisection(
+def textbook_bisection(
     divergence: Divergence,
     logp: Tensor,
     radius: Tensor | float,
@@ -309,7 +316,7 @@ def _brent_drop(divergence: Divergence, w: Tensor, radius: Tensor | float) -> Te
 def _bisection_side(
     divergence: Divergence, logp: Tensor, upward: Tensor, radius: Tensor | float
 ) -> Tensor:
-    lower, upper = _bisection(divergence, logp, radius)
+    lower, upper = textbook_bisection(divergence, logp, radius)
     return torch.where(upward, upper, lower)
 
 
@@ -317,7 +324,7 @@ SOLVERS = {
     "closed_form": Solver(_closed_form, _closed_form_side, native=True),
     "newton": Solver(_newton, _newton_side, native=True),
     "generic": Solver(_mirrored(generic_drop), _mirrored_side(generic_drop), native=False),
-    "bisection": Solver(_bisection, _bisection_side, native=False),
+    "bisection": Solver(textbook_bisection, _bisection_side, native=False),
     "brent": Solver(_mirrored(_brent_drop), _mirrored_side(_brent_drop), native=False),
 }
 """By name; ``auto`` picks among the first three."""
