@@ -16,6 +16,7 @@ from claims_reference import (
     PROBABILITIES,
     bisect,
     bounds,
+    float_or_inf,
     g,
     log_r_lower,
     q_upper,
@@ -23,7 +24,7 @@ from claims_reference import (
 from flint import arb, ctx
 from mpmath import inf, mp, mpf
 
-from bandpo.band import band, limits, log_band, saturation
+from bandpo.band import band, binary_divergence, limits, log_band, saturation
 
 P = np.concatenate([np.geomspace(1e-7, 0.4, 120), 1 - np.geomspace(0.6, 1e-7, 120)[1:]])
 
@@ -246,6 +247,17 @@ def test_limits_at_both_ends(name: str, radius: float) -> None:
     if name != "reverse_kl":
         assert low[-1] == pytest.approx(1 - limit, abs=2e-3)
     assert low[-1] > low[0]
+
+
+@pytest.mark.claim("C5", "prop-limits")
+@pytest.mark.parametrize("name", NAMES)
+def test_price_of_mass_on_a_token_that_had_none(name: str) -> None:
+    # phi(q) = q f'(inf) + f(1-q) is the binary divergence at p = 0
+    f = GENERATORS[name]
+    for q in (0.01, 0.3, 0.9):
+        logs = torch.tensor([0.0, q], dtype=torch.float64).log()
+        expected = float_or_inf(q * f.slope + f(1 - mpf(q)))
+        assert float(binary_divergence(*logs, name)) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.claim("C5", "cor-lower-limit")
