@@ -346,15 +346,16 @@ def test_whole_graph(name):
 def test_compiled_code_is_as_exact():
     # Inductor's own expm1 would lose every digit near p = 1
     def everything(logp):
-        return (*log_band(logp, "kl"), *log_band(logp, "tv"), *log_band(logp, "chi2"),
-                log_band_side(logp, logp > -1, "kl"))  # fmt: skip
+        return log_band_side(logp, logp > -1), binary_divergence(logp, 1.5 * logp)
 
     torch.compiler.reset()
     compiled = torch.compile(everything, fullgraph=True, dynamic=False)
     # a multiple of the vector length, so that the vectorized loop is what runs
     logp = tensor([*LOGP, -1e-5, -1e-6, -30.0, -0.5, -0.35, -0.01] * 4, torch.float32)
-    for found, expected in zip(compiled(logp), everything(logp.double()), strict=True):
-        torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=0)
+    bound, g = compiled(logp)
+    exact_bound, exact_g = everything(logp.double())
+    torch.testing.assert_close(bound, exact_bound.float(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(g, exact_g.float(), rtol=1e-5, atol=1e-7)
 
 
 def test_outside_the_domain_where_values_cannot_be_read():

@@ -132,7 +132,7 @@ def seconds(function: Callable[..., Any], arguments: tuple[Any, ...], budget: fl
         function(*arguments)
         best = min(best, took := time.thread_time() - start)
         spent += took
-        if spent > budget and repetition >= 2:
+        if spent > budget and (repetition >= 2 or spent > 20 * budget):
             break
     return best
 
