@@ -142,7 +142,6 @@ def measure(sizes: list[int], compiled_size: int, budget: float) -> dict[str, An
     times: dict[str, dict[str, float]] = {}
     for n in sizes:
         logp = sample_logp(n)
-        # touched memory behaves the same in every contender: inputs that the page cache knows
         for name, (function, arguments, compile_too) in contenders(logp).items():
             if name.startswith("SciPy") and n > 100_000:
                 continue
@@ -152,7 +151,9 @@ def measure(sizes: list[int], compiled_size: int, budget: float) -> dict[str, An
                 compiled = torch.compile(function, fullgraph=True, dynamic=False)
                 took = seconds(compiled, arguments, budget) / n * 1e9
                 times.setdefault(f"{name}, compiled", {})[str(n)] = took
-            print(name, n, {k: round(v[str(n)], 2) for k, v in times.items() if name in k})
+            print(
+                n, {k: round(v[str(n)], 2) for k, v in times.items() if name in k and str(n) in v}
+            )
     return times
 
 
