@@ -149,7 +149,8 @@ def test_cap_makes_growth_linear_again(name: str) -> None:
 def test_relaxed_band_leaves_the_simplex_and_the_ball() -> None:
     p = np.linspace(1e-3, 1 - 1e-6, 2001)
     rule = RelaxedBand(Band("kl", 0.05, None), Fixed(0.2, 0.28))
-    upper = rule.log_bounds(torch.from_numpy(np.log(p)))[1].exp().numpy()
+    lower, upper = (x.exp().numpy() for x in rule.log_bounds(torch.from_numpy(np.log(p))))
+    np.testing.assert_allclose(lower, np.minimum(band(p, "kl", 0.05)[0], 0.8), rtol=1e-12)
     np.testing.assert_array_equal(upper > 1 / p * (1 + 1e-12), p > 1 / 1.28)
     assert 1 / 1.28 == 0.78125
     high = band(p, "kl", 0.05)[1]
