@@ -1,4 +1,4 @@
-"""Ratio bounds from f-divergences (Band), clip rules built on them, and a TRL trainer that uses them."""
+"""Ratio bounds from f-divergences (Band), clip rules built on them, and a TRL trainer for them."""
 
 from __future__ import annotations
 

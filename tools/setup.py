@@ -25,9 +25,8 @@ UNFINISHED = VENV / "setup-unfinished"
 LOG = VENV / "setup.log"
 SUPPORTED = ("3.11", "3.12", "3.13")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-# PyTorch's builds without CUDA: a tenth of the size of the default ones on Linux.
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-NEEDED_GIB = 4
+# PyTorch's default build for Linux brings the CUDA libraries.
+NEEDED_GIB = 12 if platform.system() == "Linux" else 4
 NO_NETWORK = re.compile(
     r"NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError|"
     r"Network is unreachable|Temporary failure in name resolution|getaddrinfo failed"
@@ -95,9 +94,8 @@ def make_environment() -> None:
         for line in (ROOT / "requirements.lock").read_text().splitlines()
         if line.startswith("torch==")
     )
-    cpu_only = platform.system() == "Linux" and shutil.which("nvidia-smi") is None
-    # What else the CPU build needs is in the lock file; the CUDA build brings libraries of its own.
-    _pip(torch, *(["--no-deps", "--retries=1", "--extra-index-url", CPU_INDEX] if cpu_only else []))
+    # Alone and first: its build, with or without CUDA, then holds for everything that needs it.
+    _pip(torch)
     _pip("-r", "requirements.lock")
     _pip("--no-deps", "-r", "requirements-nodeps.lock")
     _pip("--no-deps", "--editable", ".")
