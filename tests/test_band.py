@@ -159,7 +159,7 @@ def test_float32_follows_float64(logp, radius, name):
         log_band(x, named(name), radius), log_band(x.double(), named(name), radius), strict=True
     ):
         assert narrow.dtype == torch.float32
-        if wide.item() > -10:  # next to saturation the radius' own rounding shows
+        if wide.item() > -5 or math.isinf(named(name).f_at_zero):  # else next to saturation
             assert narrow.item() == pytest.approx(wide.item(), rel=1e-5, abs=1e-37)
 
 
@@ -170,7 +170,7 @@ def test_membership_agrees_with_the_bounds(logp, radius, name, step, dtype32):
     x = torch.tensor([logp], dtype=torch.float32 if dtype32 else torch.float64)
     step = max(step, 1e-3) if dtype32 else step
     lower, upper = log_band(x, divergence, radius)
-    assume(lower.item() > -30)
+    assume(lower.item() > -5)  # next to saturation a rounding of p moves log r at will
     just_in = x + torch.cat([lower, upper]) * (1 - step)
     just_out = x + torch.cat([lower, upper]) * (1 + step)
     inside = inside_band(x, just_in.clamp(max=0), divergence, radius)
