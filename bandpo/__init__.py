@@ -17,6 +17,8 @@ _LAZY = {
     "log_band": "band",
     "log_band_side": "band",
     "inside_band": "band",
+    "BandTable": "table",
+    "check_divergence": "testing",
     "clipped_surrogate": "clipping",
     "BandPOConfig": "trainer",
     "BandPOTrainer": "trainer",
