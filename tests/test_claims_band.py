@@ -109,10 +109,11 @@ def test_any_one_sided_move_is_optimal_for_total_variation(seed: int) -> None:
     up = np.concatenate([[1 - up.sum()], up])
     for new in (down, up):
         assert divergence("tv", new, old) == pytest.approx(abs(new[0] - old[0]), rel=1e-9)
-    mixed = down.copy()
-    mixed[1], mixed[2] = old[1] * 1.1, down[2] + down[1] - old[1] * 1.1
-    if (mixed >= 0).all():  # the others do not all move the same way: no optimum
-        assert divergence("tv", mixed, old) > mixed[0] - old[0] + 0.099 * old[1]
+    # if one of the others rises as well it costs its rise: no optimum
+    rise = 0.1 * down[2:].sum()
+    mixed = np.concatenate([down[:1], [old[1] + rise], down[2:] * 0.9])
+    mixed[0] += 1 - mixed.sum()
+    assert divergence("tv", mixed, old) == pytest.approx(mixed[0] - old[0] + rise, rel=1e-9)
 
 
 @pytest.mark.claim("lem-g")
@@ -144,13 +145,18 @@ def roots(name: str, p: float, radius: float) -> int:
 
 @pytest.mark.claim("C4", "thm-scalarization")
 def test_two_roots_one_or_none() -> None:
-    assert roots("tv", 0.5, 0.6) == 0
-    assert roots("tv", 0.02, 0.05) == 1
-    assert g("tv", 0.02, 3.5) == pytest.approx(0.05)
-    low, high = band(0.02, "tv", 0.05)
-    assert (float(low), float(high)) == (0.0, pytest.approx(3.5))
-    low, high = band(0.5, "tv", 0.6)
+    # chi2 is strictly convex, as the theorem is said to assume
+    assert roots("chi2", 0.5, 1.5) == 0
+    assert max(g("chi2", 0.5, 0), g("chi2", 0.5, 2)) == 1
+    low, high = band(0.5, "chi2", 1.5)
     assert (float(low), float(high)) == (0.0, pytest.approx(2.0))
+    assert roots("chi2", 0.02, 0.05) == 1
+    assert float(g("chi2", 0.02, 0)) == pytest.approx(0.0204, abs=5e-5)
+    low, high = band(0.02, "chi2", 0.05)
+    assert (float(low), float(high)) == (0.0, pytest.approx(2.565, abs=5e-4))
+    for name in NAMES:  # two for every radius exactly if f(0) is infinite
+        always = [roots(name, 0.3, radius) == 2 for radius in (1e-3, 0.1, 0.5, 3.0)]
+        assert all(always) == math.isinf(GENERATORS[name].at_zero)
 
 
 @pytest.mark.claim("C4", "thm-scalarization")
@@ -195,6 +201,8 @@ def test_saturation_thresholds(name: str, radius: float) -> None:
     below, above = saturation(name, radius)
     assert above == pytest.approx(threshold, rel=1e-9)
     assert below + above == pytest.approx(1, rel=1e-12)
+    if (name, radius) == ("chi2", 0.05):
+        assert (below, above) == (pytest.approx(0.0476, abs=5e-5), pytest.approx(0.9524, abs=5e-5))
     p = np.array([threshold - 1e-4, threshold + 1e-4])
     _, high = band(p, name, radius)
     assert high[0] < (1 - 1e-12) / p[0]

@@ -100,6 +100,28 @@ def test_dcpo_solves_its_condition_and_leaves_the_simplex(epsilon: float) -> Non
     assert pytest.approx(5 / 6) == 1 / 1.2
 
 
+@pytest.mark.claim("prop-dcpo")
+@pytest.mark.parametrize(("epsilon", "cap"), [(0.2, 10.0), (0.05, 3.0)])
+def test_cap_makes_dcpo_linear_again(epsilon: float, cap: float) -> None:
+    binds = epsilon / (cap * (cap - 1)) > P
+    capped = upper(DCPO(0.16, epsilon, cap), P)
+    np.testing.assert_array_equal(capped < upper(DCPO(0.16, epsilon, None), P), binds)
+    np.testing.assert_allclose((P * (capped - 1))[binds], (cap - 1) * P[binds], rtol=1e-12)
+    assert pytest.approx(0.0022, abs=5e-5) == 0.2 / 90
+
+
+@pytest.mark.claim("prop-steps")
+@pytest.mark.parametrize(
+    "rule",
+    [DCPO(), DCPO(0.16, 0.2, None)]
+    + [Band(name, 0.05, cap) for name in ("kl", "tv", "chi2") for cap in (None, 10.0)],
+    ids=repr,
+)
+def test_reachable_probability_does_not_fall_with_p(rule: ClipRule) -> None:
+    reachable = np.minimum(P * upper(rule, P), 1)
+    assert np.all(np.diff(reachable) >= -1e-15)
+
+
 @pytest.mark.claim("C10", "prop-dcpo")
 def test_dcpo_below_one() -> None:
     epsilon = 0.16

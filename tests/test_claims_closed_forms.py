@@ -12,7 +12,7 @@ from claims_reference import PROBABILITIES, b, log_r_lower, q_upper
 from mpmath import acos, asin, mp, mpf, sin, sqrt
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
-from statsmodels.stats.proportion import proportion_confint
+from statsmodels.stats.proportion import proportion_confint, proportion_effectsize
 
 from bandpo.band import band
 
@@ -147,6 +147,10 @@ def test_arcsine_interval(n: int, k: int) -> None:
     expected = [math.sin(max(center - width, 0)) ** 2, math.sin(center + width) ** 2]
     found = interval(k / n, "hellinger", 2 - 2 * math.cos(width))
     assert found == pytest.approx(expected, rel=1e-8, abs=1e-12)
+    # Cohen's h is twice the difference of the angles
+    for end in found:
+        if end > 0:
+            assert abs(proportion_effectsize(end, k / n)) == pytest.approx(2 * width, rel=1e-7)
 
 
 @pytest.mark.claim("B3", "prop-ci")
@@ -157,6 +161,24 @@ def test_hoeffding_interval(n: int, k: int) -> None:
     assert interval(k / n, "tv", width) == pytest.approx(expected, abs=1e-12)
     # Hoeffding's inequality at the ends
     assert binom.cdf(k, n, k / n + width) <= LEVEL / 2
+    assert binom.sf(k - 1, n, max(k / n - width, 0)) <= LEVEL / 2
+
+
+@pytest.mark.claim("B3", "prop-ci")
+@pytest.mark.parametrize(
+    ("name", "radius"),
+    [("kl", math.log(2 / LEVEL) / 50), ("tv", math.sqrt(math.log(2 / LEVEL) / 100))],
+    ids=["Chernoff", "Hoeffding"],
+)
+def test_exact_coverage_is_not_below_the_promise(name: str, radius: float) -> None:
+    n = 50
+    low, high = np.array([interval(k / n, name, radius) for k in range(1, n)]).T
+    # when nothing was seen the interval ends at the limit q* for p -> 0; and the mirror image
+    end = {"kl": 1 - math.exp(-radius), "tv": radius}[name]
+    low, high = np.r_[0, low, 1 - end], np.r_[end, high, 1]
+    for q in np.linspace(0.003, 0.997, 200):
+        inside = (low <= q) & (q <= high)
+        assert binom.pmf(np.arange(n + 1), n, q)[inside].sum() >= 1 - LEVEL
 
 
 @pytest.mark.claim("B3", "prop-ci")

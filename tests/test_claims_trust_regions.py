@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from claims_reference import GENERATORS, NAMES, divergence, float_or_inf, policies
+from mpmath import mpf
 
 from bandpo.band import band, binary_divergence
 from bandpo.divergences import get_divergence
@@ -120,13 +121,53 @@ def test_merging_tokens_never_raises_the_divergence(name: str) -> None:
         assert of_package(name, flat, old) == pytest.approx(coarse, rel=1e-10)
 
 
+def divergence_of_any(name: str, new: np.ndarray, old: np.ndarray) -> float:
+    """D_f where the old policy may be zero: the definition with its two limits."""
+    f, total = GENERATORS[name], mpf(0)
+    for q, p in zip(map(mpf, new), map(mpf, old), strict=True):
+        if p > 0:
+            total += p * f(q / p)
+        elif q > 0:
+            total += q * f.slope
+    return float_or_inf(total)
+
+
+@pytest.mark.claim("lem-dpi", "lem-f-basics")
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_that_the_old_policy_did_not_have(name: str) -> None:
+    rng = np.random.default_rng(6)
+    blocks = np.array([0, 1, 2, 0, 1, 2, 2])
+    for seed in range(8):
+        pairs = []
+        for new, old in (policies(7, 2, seed), policies(7, 2, seed + 100)):
+            old[:2] = 0  # of these the new policy has one
+            new[1] = 0
+            pairs.append((new / new.sum(), old / old.sum()))
+        (q1, p1), (q2, p2) = pairs
+        fine = divergence_of_any(name, q1, p1)
+        assert fine > 0
+        assert math.isinf(fine) == math.isinf(GENERATORS[name].slope)
+        assert divergence_of_any(name, merge(q1, blocks), merge(p1, blocks)) <= fine + 1e-12
+        weight = rng.uniform()
+        mixed = [weight * x + (1 - weight) * y for x, y in ((q1, q2), (p1, p2))]
+        joint = weight * fine + (1 - weight) * divergence_of_any(name, q2, p2)
+        assert divergence_of_any(name, *mixed) <= joint + 1e-12
+        # the limit by which the proofs get there
+        near = sum(
+            float((mpf(p) + 1e-9) * GENERATORS[name]((mpf(q) + 1e-9) / (mpf(p) + 1e-9)))
+            for q, p in zip(q1, p1, strict=True)
+        )
+        if math.isfinite(fine):
+            assert near == pytest.approx(fine, abs=1e-3)
+
+
 @pytest.mark.claim("prop-ball")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("radius", [0.02, 0.3])
 def test_ball_is_convex_and_surrounds_the_old_policy(name: str, radius: float) -> None:
     old, *others = policies(4, 41, seed=11)
 
-    def on_the_edge(target: np.ndarray) -> np.ndarray:
+    def on_the_edge(target: np.ndarray, radius: float = radius) -> np.ndarray:
         inside, outside = 0.0, 1.0
         if of_package(name, target, old) <= radius:
             return target
@@ -144,7 +185,13 @@ def test_ball_is_convex_and_surrounds_the_old_policy(name: str, radius: float) -
         for weight in (0.1, 0.5, 0.8):
             assert of_package(name, weight * one + (1 - weight) * other, old) <= radius * (1 + 1e-9)
     # a larger radius admits strictly more, along every segment that left the ball
-    assert any(of_package(name, q, old) > radius * 0.999 for q in edge)
+    left = [(q, target) for q, target in zip(edge, others, strict=True) if q is not target]
+    assert left
+    for q, target in left:
+        assert of_package(name, q, old) == pytest.approx(radius, rel=1e-6)
+        further = of_package(name, on_the_edge(target, 1.1 * radius), old)
+        assert further > radius
+        assert further == pytest.approx(min(1.1 * radius, of_package(name, target, old)), rel=1e-6)
 
 
 @pytest.mark.claim("prop-local")
