@@ -369,15 +369,17 @@ def test_outside_the_domain_where_values_cannot_be_read():
     assert mapped.flatten().isnan().tolist() == [False, True]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_gives_the_same():
+@pytest.mark.parametrize("device", ["cpu", *["cuda"] * torch.cuda.is_available()])
+def test_every_device_gives_what_one_element_at_a_time_gives(device):
     logp = tensor([-INF, *LOGP, 0.0, math.nan])
     for name in NAMES:
         for dtype, rtol in ((torch.float64, 1e-11), (torch.float32, 3e-6)):
-            here = log_band(logp.to(dtype), named(name))
-            there = log_band(logp.to(dtype).cuda(), named(name))
-            for a, b in zip(here, there, strict=True):
-                torch.testing.assert_close(a, b.cpu(), rtol=rtol, atol=0, equal_nan=True)
+            one_by_one = zip(*(log_band(x, named(name)) for x in logp.to(dtype)), strict=True)
+            at_once = log_band(logp.to(dtype).to(device), named(name))
+            for alone, together in zip(one_by_one, at_once, strict=True):
+                torch.testing.assert_close(
+                    together.cpu(), torch.stack(alone), rtol=rtol, atol=0, equal_nan=True
+                )
 
 
 @pytest.mark.parametrize(
