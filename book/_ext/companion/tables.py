@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -63,35 +64,74 @@ class VersionsTable(GeneratedTable):
 class MetricsTable(GeneratedTable):
     """Every metric that the trainer logs, defined once in ``bandpo.metrics``."""
 
-    header = ("metric", "formula", "meaning", "good")
+    header = ("metric", "formula, meaning, and which way is good")
 
     def rows(self) -> list[tuple[str, ...]]:
         from bandpo.metrics import METRICS
 
         return [
-            (f"`{name}`", f"${formula}$", meaning, good)
+            (f"`{name}`", f"${_in_cell(formula)}$<br>{meaning}<br>*Good:* {good}.")
             for name, (formula, meaning, good) in METRICS.items()
         ]
 
 
 class DivergencesTable(GeneratedTable):
-    """Every registered divergence with its two limits."""
+    """Every registered divergence: its limits, and those of its band at the default radius."""
 
-    header = ("name", "$f(0^+)$", "slope at infinity", "bounds")
+    header = (
+        "name",
+        "$f(0^+)$",
+        r"$f'(\infty)$",
+        r"$\underline r = 0$ up to $p$",
+        r"$\overline r = 1/p$ from $p$",
+        r"$\underline r$ for $p \to 1$",
+        r"room for $p \to 0$",
+        "bounds",
+    )
 
     def rows(self) -> list[tuple[str, ...]]:
-        from bandpo.divergences import get_divergence, list_divergences
+        from bandpo.band import summary
 
-        found = [get_divergence(name) for name in list_divergences()]
         return [
             (
-                f"`{one.name}`",
-                f"{one.f_at_zero:.4g}",
-                f"{one.slope_at_infinity:.4g}",
-                "closed form" if one.closed_form else "root",
+                f"`{row['name']}`",
+                _number(row["f_at_zero"]),
+                _number(row["slope_at_infinity"]),
+                _number(row["lower_until"]) if row["lower_until"] > 0 else "never",
+                _number(row["upper_from"]) if row["upper_from"] < 1 else "never",
+                _number(row["lower_at_one"]),
+                _number(row["room_at_zero"]),
+                "closed form" if row["closed_form"] else "root",
             )
-            for one in found
+            for row in summary()
         ]
+
+
+class BoundsTable(GeneratedTable):
+    """The band of every registered divergence at a few p, for the default radius."""
+
+    places = (0.01, 0.1, 0.5, 0.9, 0.99)
+    header = ("name", *(f"$p = {p:g}$" for p in places))
+
+    def rows(self) -> list[tuple[str, ...]]:
+        from bandpo.band import summary
+
+        return [
+            (
+                f"`{row['name']}`",
+                *(f"{lower:.3g}–{upper:.3g}" for _, lower, upper in row["bounds"]),
+            )
+            for row in summary(p=self.places)
+        ]
+
+
+def _number(value: float) -> str:
+    return r"$\infty$" if math.isinf(value) else f"{value + 0.0:.4g}"  # no -0
+
+
+def _in_cell(formula: str) -> str:
+    """LaTeX whose bars do not end a cell of a Markdown table."""
+    return formula.replace("|", r"\vert ")
 
 
 def _stamp(copy: Path) -> dict[str, Any] | None:
@@ -106,4 +146,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("versions-table", VersionsTable)
     app.add_directive("metrics-table", MetricsTable)
     app.add_directive("divergences-table", DivergencesTable)
+    app.add_directive("bounds-table", BoundsTable)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
