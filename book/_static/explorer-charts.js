@@ -173,7 +173,7 @@
     const heights = sides.map((q) => corner([q, 0, 1 - q])[1]);
     const lowest = Math.min(heights[0], TRIANGLE.base - 2);
     const labels = [lowest, Math.min(heights[1], lowest - 14)].map((y, i) =>
-      text(corner([sides[i], 0, 1 - sides[i]])[0] + 7, y + 4, `q = ${number(sides[i])}`, "start", "be-text be-level")
+      text(corner([sides[i], 0, 1 - sides[i]])[0] + 7, y + 4, `q = ${number(Number(sides[i].toPrecision(3)))}`, "start", "be-text be-level")
     );
     return (
       polygon([[1, 0, 0], [0, 1, 0], [0, 0, 1]].map(corner), "be-simplex") +
