@@ -45,6 +45,16 @@ def drop_repeated_scripts(
     context["script_files"] = list(kept.values())
 
 
+def mend_roles(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None
+) -> None:
+    """Take a role off that docutils gives to bibliographies: their entries are no list items."""
+    if "body" in context:
+        context["body"] = context["body"].replace(
+            '<div role="list" class="citation-list">', '<div class="citation-list">'
+        )
+
+
 def copy_mathjax(app: Sphinx, error: Exception | None) -> None:
     """Put MathJax's one file beside the pages (``build-finished``)."""
     if error is not None or app.builder.format != "html":
@@ -67,5 +77,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.config.mathjax_path = f"mathjax/{_MATHJAX}"
     app.connect("config-inited", pin_links)
     app.connect("html-page-context", drop_repeated_scripts, priority=900)
+    app.connect("html-page-context", mend_roles)
     app.connect("build-finished", copy_mathjax)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
