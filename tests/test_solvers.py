@@ -70,6 +70,19 @@ def test_kinks_cost_nothing(divergence):
     assert upper.exp().item() * p == pytest.approx(inside[-1].item(), abs=1e-6)
 
 
+@pytest.mark.parametrize("name", ["tv", "chi2", "neyman", "reverse_kl"])
+def test_fewer_halvings_for_float32(name):
+    logp = -torch.logspace(-12, 1.5, 501)
+    for narrow, wide in zip(
+        log_band(logp, name, 0.05, method="generic"),
+        log_band(logp.double(), name, 0.05, method="generic"),
+        strict=True,
+    ):
+        resolved = (wide != 0) & (wide > -5)  # else next to saturation
+        error = (narrow[resolved] / wide[resolved] - 1).abs().max()
+        assert 1e-7 < error < 1.1e-6
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.floats(-12, -1e-3), st.floats(-6.5, 0.5).map(math.exp), st.sampled_from(DEDICATED))
 def test_against_scipy_in_q(logp, radius, name):
