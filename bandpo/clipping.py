@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bandpo.band import log_band, log_band_side
 from bandpo.divergences import Divergence, get_divergence
+from bandpo.operator import log_band, log_band_side
 
 #: Old log-probabilities are raised to this value before any ratio is formed. A sampled token has
 #: p < e^-80 only through numerical noise, and the ratio stays inside float32 (e^80 = 5.5e34).

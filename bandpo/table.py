@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bandpo.band import log_band, saturation
 from bandpo.divergences import Divergence, get_divergence
+from bandpo.operator import log_band, saturation
 
 __all__ = ["BandTable"]
 
@@ -106,7 +106,7 @@ class BandTable:
         return BandTable(self.lines.to(device), self.bits, self.error)
 
     def log_band(self, logp: Tensor) -> tuple[Tensor, Tensor]:
-        """Bounds on the log ratio, as `bandpo.band.log_band`, in float32.
+        """Bounds on the log ratio, as `bandpo.operator.log_band`, in float32.
 
         Parameters
         ----------
@@ -118,7 +118,7 @@ class BandTable:
         return self._log_lower(shrink), self._log_upper(rise, x)
 
     def log_band_side(self, logp: Tensor, upward: Tensor) -> Tensor:
-        """One bound a token, as `bandpo.band.log_band_side`, in float32."""
+        """One bound a token, as `bandpo.operator.log_band_side`, in float32."""
         x, cell = self._locate(logp)
         line = self._line(x, torch.where(upward, cell + self._cells, cell))
         return torch.where(upward, self._log_upper(line, x), self._log_lower(line))

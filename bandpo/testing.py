@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from bandpo.band import binary_divergence, log_band
 from bandpo.divergences import Divergence, get_divergence
+from bandpo.operator import binary_divergence, log_band
 
 __all__ = ["check_divergence"]
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from claims_reference import GENERATORS, NAMES, PROBABILITIES, RADII, b, divergence, g, policies
 
-from bandpo.band import band, binary_divergence, saturation
 from bandpo.divergences import get_divergence
+from bandpo.operator import band, binary_divergence, saturation
 
 #: The same divergences once more, in the atoms of a convex solver (Q variable, P constant).
 CONVEX: dict[str, Callable[[cp.Expression, np.ndarray], cp.Expression]] = {

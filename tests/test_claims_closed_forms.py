@@ -14,7 +14,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom, norm
 from statsmodels.stats.proportion import proportion_confint, proportion_effectsize
 
-from bandpo.band import band
+from bandpo.operator import band
 
 
 def tv(p: mpf, d: mpf, sign: int) -> mpf:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from claims_reference import NAMES, b, divergence, policies
 
-from bandpo.band import inside_band, log_band
 from bandpo.clipping import Band, clipped_surrogate
+from bandpo.operator import inside_band, log_band
 
 torch.set_num_threads(1)
 

@@ -24,7 +24,7 @@ from claims_reference import (
 from flint import arb, ctx
 from mpmath import inf, mp, mpf
 
-from bandpo.band import band, binary_divergence, limits, log_band, saturation
+from bandpo.operator import band, binary_divergence, limits, log_band, saturation
 
 P = np.concatenate([np.geomspace(1e-7, 0.4, 120), 1 - np.geomspace(0.6, 1e-7, 120)[1:]])
 

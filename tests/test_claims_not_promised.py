@@ -12,8 +12,8 @@ from claims_reference import GENERATORS, NAMES, divergence, g, policies
 from mpmath import inf, mpf
 from scipy.optimize import brentq
 
-from bandpo.band import band
 from bandpo.clipping import Band, Fixed, PerSide, RelaxedBand, clipped_surrogate
+from bandpo.operator import band
 
 torch.set_num_threads(1)
 

@@ -11,7 +11,7 @@ import torch
 from claims_reference import NAMES, PROBABILITIES, b, g, log_r_lower, q_upper
 from mpmath import exp, log, mp, mpf, sqrt
 
-from bandpo.band import band, log_band
+from bandpo.operator import band, log_band
 
 TINY = mpf(10) ** -30
 

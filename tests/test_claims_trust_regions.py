@@ -12,8 +12,8 @@ import torch
 from claims_reference import GENERATORS, NAMES, divergence, float_or_inf, policies
 from mpmath import mpf
 
-from bandpo.band import band, binary_divergence
 from bandpo.divergences import get_divergence
+from bandpo.operator import band, binary_divergence
 
 
 def of_package(name: str, new: np.ndarray, old: np.ndarray) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from bandpo.band import log_band
+from bandpo.operator import log_band
 
 SCRIPT = Path(__file__).parents[1] / "book/_static/band-math.js"
 NAMES = ("kl", "reverse_kl", "tv", "chi2", "neyman", "hellinger", "le_cam", "jensen_shannon")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bandpo.band import inside_band
+from bandpo.operator import inside_band
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ROOT / "book" / "results" / "measured"

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import elementwise
 
-from bandpo.band import log_band, log_band_side
 from bandpo.divergences import Divergence, get_divergence
+from bandpo.operator import log_band, log_band_side
 from bandpo.solvers import (
     SOLVERS,
     bisection_steps,

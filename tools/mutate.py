@@ -55,7 +55,7 @@ FORMULAS: dict[str, dict[str, tuple[str, ...]]] = {
         "_mirrored": ("limits",),
         "_mirrored_side": ("gradient",),
     },
-    "bandpo/band.py": {
+    "bandpo/operator.py": {
         "inside_band": ("gradient",),
         "saturation": ("band",),
         "limits": ("limits",),

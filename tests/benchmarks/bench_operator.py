@@ -26,7 +26,7 @@ from scipy.optimize import elementwise
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bandpo.band import inside_band, log_band, log_band_side
+from bandpo.operator import inside_band, log_band, log_band_side
 from bandpo.table import BandTable
 
 RADIUS = 0.05

@@ -6,7 +6,7 @@ import pytest
 import torch
 from axe_playwright_python.sync_playwright import Axe
 
-from bandpo.band import log_band
+from bandpo.operator import log_band
 from bandpo.provenance import ROOT
 
 pytestmark = [pytest.mark.book, pytest.mark.browser]

@@ -25,9 +25,9 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 from verl.workers.config import ActorConfig
 from verl.workers.utils.losses import ppo_loss
 
-from bandpo.band import binary_divergence, inside_band
 from bandpo.clipping import DCPO, Band, Fixed, PerSide, RelaxedBand
 from bandpo.integrations.verl import LOSS_MODE, BandPolicyLossConfig, band_policy_loss
+from bandpo.operator import binary_divergence, inside_band
 
 ROOT = Path(__file__).resolve().parents[2]
 VERL_CONFIG = str(Path(verl.__file__).parent / "trainer" / "config")

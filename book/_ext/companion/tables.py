@@ -90,7 +90,7 @@ class DivergencesTable(GeneratedTable):
     )
 
     def rows(self) -> list[tuple[str, ...]]:
-        from bandpo.band import summary
+        from bandpo.operator import summary
 
         return [
             (
@@ -114,7 +114,7 @@ class BoundsTable(GeneratedTable):
     header = ("name", *(f"$p = {p:g}$" for p in places))
 
     def rows(self) -> list[tuple[str, ...]]:
-        from bandpo.band import summary
+        from bandpo.operator import summary
 
         return [
             (

@@ -12,7 +12,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from bandpo.band import (
+from bandpo.divergences import Divergence, get_divergence, list_divergences
+from bandpo.operator import (
     band,
     binary_divergence,
     inside_band,
@@ -22,7 +23,6 @@ from bandpo.band import (
     saturation,
     summary,
 )
-from bandpo.divergences import Divergence, get_divergence, list_divergences
 
 JEFFREYS = Divergence("jeffreys", lambda u: (u - 1) * u.log(), math.inf, math.inf)
 NAMES = [*list_divergences(), "alpha:0.5", "alpha:-1.5", "alpha:3", "jeffreys"]
