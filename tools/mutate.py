@@ -51,7 +51,7 @@ FORMULAS: dict[str, dict[str, tuple[str, ...]]] = {
         "kl_drop": ("solvers", "limits"),
         "_newton": ("solvers", "limits"),
         "_newton_side": ("gradient", "ratio_clipping"),
-        "_excess": ("limits",),
+        "generic_drop": ("limits",),
         "_mirrored": ("limits",),
         "_mirrored_side": ("gradient",),
     },
