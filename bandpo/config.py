@@ -10,6 +10,7 @@ import trl
 from trl import GRPOConfig, GRPOTrainer
 
 from bandpo.clipping import RULE_NAMES, ClipRule, make_rule
+from bandpo.testing import check_divergence
 
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
 
@@ -45,7 +46,8 @@ class BandPOConfig(GRPOConfig):
     Raises
     ------
     ValueError
-        If a field is out of its range, or TRL's loss would not be clipped token by token.
+        If a field is out of its range, the divergence breaks its contract, or TRL's loss would not
+        be clipped token by token.
     """
 
     clip_rule: str = field(
@@ -83,6 +85,8 @@ class BandPOConfig(GRPOConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.rule()
+        if self.uses_divergence:
+            check_divergence(self.band_divergence)  # a wrong f would train without a word
         if not 0 < self.tail_threshold < 1:
             raise ValueError(f"tail_threshold must lie in (0, 1); got {self.tail_threshold!r}")
         if self.loss_type not in LOSS_TYPES:
@@ -116,6 +120,11 @@ class BandPOConfig(GRPOConfig):
                 "would replace the rule's upper bound. Raise delta, set band_max_ratio to at most "
                 "delta, or set delta to None"
             )
+
+    @property
+    def uses_divergence(self) -> bool:
+        """Whether a rule of either side is a band."""
+        return not {"band", "relaxed_band"}.isdisjoint({self.clip_rule, self.clip_rule_below})
 
     def rule(self) -> ClipRule:
         """Return the clip rule that the fields describe."""

@@ -98,6 +98,10 @@ def load_task(
     """
     train, benchmark, is_right, length = _source(name)
     if benchmark is None or len(benchmark) == 0:
+        if eval_size is not None and eval_size >= len(train):
+            raise ValueError(
+                f"eval_size must leave rows to train on: there are {len(train)}, got {eval_size}"
+            )
         benchmark = _draw(train, eval_size or 0, 0, "eval_size")
         train = train.shuffle(seed=0).select(range(len(benchmark), len(train)))
     return TaskData(

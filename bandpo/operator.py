@@ -9,7 +9,8 @@ Contract
   gradient flows through them.
 - lower <= 1 <= upper <= 1/p. p = 0 and p = 1 give the limits. NaN stays NaN, empty stays empty.
 - float64 in: log r is right to 1e-12 of itself for KL and the closed forms, to 1e-9 for the
-  generic solver, for radius >= 1e-3. Anything narrower comes back as float32, right to 1e-5.
+  generic solver, for radius >= 1e-3 and log p >= -300 (farther down the generic bounds stop
+  widening). Anything narrower comes back as float32, right to 1e-5.
   Next to the p where a lower bound saturates, log r runs to minus infinity and the answer is
   that of a radius right to the same digits.
 - Bad values raise where reading them is free, on eager CPU tensors; elsewhere (CUDA,

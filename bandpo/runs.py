@@ -64,9 +64,19 @@ def start_run(run_dir: str | Path, config: Mapping[str, Any]) -> str | None:
     str or None
         The last checkpoint of an interrupted run with the same settings and the same package,
         from which training can go on; None if the run begins at the beginning.
+
+    Raises
+    ------
+    FileExistsError
+        If the folder holds a finished run with other settings.
     """
     folder = Path(run_dir)
     now = provenance()
+    if (folder / FINISHED).exists() and read_run(folder).config != dict(config):
+        raise FileExistsError(
+            f"{folder} holds a finished run with other settings: choose another run_dir, or remove "
+            "the folder"
+        )
     (folder / FINISHED).unlink(missing_ok=True)
     checkpoints = folder / CHECKPOINTS
     if _same_run(folder, config, now) and (found := last_checkpoint(checkpoints)):

@@ -9,10 +9,12 @@ loads; ``--dry_run`` stops there and prints the resolved run.
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from bandpo.base_models import base_model, smollm2
@@ -80,8 +82,12 @@ def main(argv: list[str] | None = None) -> None:
     argv : list of str or None
         Command line without the program's name; None for the process's own.
     """
+    arguments = sys.argv[1:] if argv is None else argv
+    if "--dry_run" in arguments and not torch.cuda.is_available():
+        # The plan is for another machine: do not refuse what only that one can do.
+        arguments = [*arguments, "--use_cpu", "true"]
     try:
-        run, config, model = make_parser().parse_args_and_config(argv)
+        run, config, model = make_parser().parse_args_and_config(arguments)
         check(run, config)
         if run.dry_run:
             print(plan(run, config, model))

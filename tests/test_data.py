@@ -283,6 +283,17 @@ def test_wrong_files(tmp_path):
         load_task(f"file:{tmp_path / 'bad.json'}")
 
 
+def test_a_file_with_too_little_in_it(tmp_path):
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(ValueError, match="is empty; it needs rows"):
+        load_task(f"file:{tmp_path / 'empty.jsonl'}")
+    rows = [f'{{"prompt": "1+{i}?", "answer": "{1 + i}"}}\n' for i in range(4)]
+    (tmp_path / "four.jsonl").write_text("".join(rows))
+    assert len(load_task(f"file:{tmp_path / 'four.jsonl'}", eval_size=3).train) == 1
+    with pytest.raises(ValueError, match="must leave rows to train on: there are 4, got 4"):
+        load_task(f"file:{tmp_path / 'four.jsonl'}", eval_size=4)
+
+
 def test_unknown_name_lists_the_names():
     with pytest.raises(ValueError, match=r"scratchpad, .*few_shot_sums.*file:PATH; got 'gsm8k'"):
         load_task("gsm8k")

@@ -80,7 +80,6 @@ def test_a_run_with_other_settings_or_code_begins_at_the_beginning(tmp_path, cha
     config = {"seed": 1, "clip_rule": "band"}
     start_run(tmp_path, config)
     (tmp_path / "metrics.jsonl").write_text('{"step": 9}\n')
-    write_json(tmp_path / "evaluation.json", {})
     checkpoint(tmp_path, 8)
     if change == "settings":
         config = config | {"seed": 2}
@@ -104,3 +103,15 @@ def test_pooled_weighs_every_token_alike(tmp_path):
     assert run.pooled("band/clip_high") == pytest.approx(4 / 7)
     assert run.pooled("band/clip_high", [1, 2]) == 1.0
     assert np.isnan(run.pooled("band/clip_high", [2]))
+
+
+def test_a_finished_run_is_replaced_only_by_itself(tmp_path):
+    config = {"seed": 1, "clip_rule": "band"}
+    start_run(tmp_path, config)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 9}\n')
+    write_json(tmp_path / "evaluation.json", {"right_after": [1]})
+    with pytest.raises(FileExistsError, match="other settings: choose another run_dir"):
+        start_run(tmp_path, config | {"clip_rule": "fixed"})
+    assert read_run(tmp_path).evaluation == {"right_after": [1]}
+    assert start_run(tmp_path, config) is None
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "provenance.json"]

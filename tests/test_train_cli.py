@@ -57,6 +57,16 @@ def test_recipes_are_those_of_the_script() -> None:
     assert len(MODELS) * len(RULES) == 28
 
 
+def test_a_plan_for_a_gpu_is_printed_where_there_is_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe = str(RECIPES / "one_gpu" / "qwen2.5-0.5b.yaml")
+    main(["--config", recipe, "--dry_run"])
+    assert "rule can act  yes" in capsys.readouterr().out
+    with pytest.raises((SystemExit, ValueError), match="band_radus"):
+        main(["--config", recipe, "--dry_run", "--band_radus", "0.1"])
+
+
 @pytest.mark.parametrize("path", ALL)
 def test_every_recipe_parses_and_its_dry_run_adds_up(
     path: str, capsys: pytest.CaptureFixture[str]

@@ -11,7 +11,10 @@ from tiny import settings
 from trl import GRPOConfig, GRPOTrainer
 
 from bandpo.clipping import DCPO, Band, Fixed, PerSide, RelaxedBand
+from bandpo.divergences import Divergence
 from bandpo.trainer import BandPOConfig, BandPOTrainer
+
+CONCAVE = Divergence("concave", lambda u: u.sqrt() - 1, math.inf, 0.0)
 
 
 def config(folder: Path, **changes: Any) -> BandPOConfig:
@@ -25,6 +28,7 @@ def config(folder: Path, **changes: Any) -> BandPOConfig:
         ({"clip_rule_below": "ppo"}, "clip_rule_below must be one of"),
         ({"band_divergence": "kll"}, "kll"),
         ({"band_divergence": "no.such.module:Name"}, "no.such.module"),
+        ({"band_divergence": "test_trainer_config:CONCAVE"}, "'concave': f must be convex"),
         ({"band_radius": 0.0}, "radius must be a positive finite number; got 0.0"),
         ({"band_radius": math.nan}, "radius must be a positive finite number"),
         ({"band_radius": "0.05"}, "radius must be a positive finite number; got '0.05'"),
