@@ -203,8 +203,14 @@ def generic_drop(
         low = low + width * inside(low + width)
     drop = torch.log1p(torch.exp(low + width))
     bottom = torch.full_like(w, _LOG_ODDS[1])
-    # a comparison takes NaN for false; the sum brings it back
-    return torch.where(inside(bottom), math.inf, drop) + 0 * (w + radius)
+    return _with_nan_of(torch.where(inside(bottom), math.inf, drop), w, radius)
+
+
+def _with_nan_of(x: Tensor, *inputs: Tensor | float) -> Tensor:
+    """NaN where an input is NaN; a comparison takes it for false."""
+    for one in inputs:
+        x = x + 0 * one
+    return x
 
 
 DropSolver = Callable[[Divergence, Tensor, "Tensor | float", torch.dtype], Tensor]
