@@ -46,9 +46,11 @@ lint:
 notebooks:
 	$(BIN)/python -m bandpo.run
 
-# Warnings are errors. Every page is read anew, because a page that Sphinx does not read again does
-# not warn again. build/html is replaced only by a book that was built without a warning.
+# Warnings are errors. Every page is built anew, because a page that Sphinx does not read again does
+# not warn again, and one that left the book would stay. build/html is replaced only by a book that
+# was built without a warning.
 html:
+	rm -rf build/_build
 	$(BIN)/jupyter-book build . -W -n --keep-going --all --path-output build
 	rm -rf build/html.new && cp -r build/_build/html build/html.new
 	rm -rf build/html && mv build/html.new build/html
