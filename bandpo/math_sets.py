@@ -172,10 +172,12 @@ def load_file(path: str | Path) -> Dataset:
         raise ValueError(f"file must end in one of {', '.join(FILE_TYPES)}; got {str(path)!r}")
     if not path.is_file():
         raise FileNotFoundError(f"no file {str(path)!r} (folder now: {str(Path.cwd())!r})")
-    if path.stat().st_size == 0:
-        raise ValueError(f"file {str(path)!r} is empty; it needs rows with a prompt and an answer")
     try:
         return datasets.load_dataset(FILE_TYPES[path.suffix], data_files=str(path), split="train")
+    except StopIteration as error:  # what datasets raises where it finds no first row
+        raise ValueError(
+            f"file {str(path)!r} is empty; it needs rows with a prompt and an answer"
+        ) from error
     except (datasets.exceptions.DatasetGenerationError, ValueError) as error:
         cause = error.__cause__ or error
         raise ValueError(f"file {str(path)!r} cannot be read as a table: {cause}") from error

@@ -10,7 +10,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bandpo.config import BandPOConfig
-from bandpo.data import load_task
 
 if TYPE_CHECKING:
     from trl import ModelConfig
@@ -76,13 +75,7 @@ def plan(run: RunArguments, config: BandPOConfig, model: ModelConfig) -> str:
 
 def _data(run: RunArguments, config: BandPOConfig) -> tuple[str, int | None]:
     try:
-        task = load_task(
-            run.task,
-            train_size=run.train_size,
-            eval_size=run.eval_size,
-            seed=config.seed,
-            wrong_reward=run.wrong_reward,
-        )
+        task = run.load(config.seed)
     except (ConnectionError, PermissionError) as error:
         return f"{run.task}, which cannot be loaded from here ({error})", None
     text = f"{run.task}, {len(task.train):,} prompts to train on, {len(task.eval):,} to evaluate on"

@@ -64,8 +64,15 @@ class RunArguments:
         default=None, metadata={"help": "Completion tokens a second, for the time estimate."}
     )
 
-
-Arguments = tuple[RunArguments, BandPOConfig, ModelConfig]
+    def load(self, seed: int) -> TaskData:
+        """Load the task's prompts and rewards; raises what `bandpo.data.load_task` raises."""
+        return load_task(
+            self.task,
+            train_size=self.train_size,
+            eval_size=self.eval_size,
+            seed=seed,
+            wrong_reward=self.wrong_reward,
+        )
 
 
 def make_parser() -> Any:
@@ -128,13 +135,7 @@ def load_data(run: RunArguments, config: BandPOConfig) -> TaskData:
     ValueError
         If there are too few prompts for one generation, or none to evaluate on.
     """
-    data = load_task(
-        run.task,
-        train_size=run.train_size,
-        eval_size=run.eval_size,
-        seed=config.seed,
-        wrong_reward=run.wrong_reward,
-    )
+    data = run.load(config.seed)
     assert config.generation_batch_size is not None  # GRPOConfig fills it in
     assert config.num_generations is not None
     needed = config.generation_batch_size // config.num_generations

@@ -287,6 +287,9 @@ def test_a_file_with_too_little_in_it(tmp_path):
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(ValueError, match="is empty; it needs rows"):
         load_task(f"file:{tmp_path / 'empty.jsonl'}")
+    (tmp_path / "none.json").write_text("[]")
+    with pytest.raises(ValueError, match="cannot be read as a table"):
+        load_task(f"file:{tmp_path / 'none.json'}")
     rows = [f'{{"prompt": "1+{i}?", "answer": "{1 + i}"}}\n' for i in range(4)]
     (tmp_path / "four.jsonl").write_text("".join(rows))
     assert len(load_task(f"file:{tmp_path / 'four.jsonl'}", eval_size=3).train) == 1

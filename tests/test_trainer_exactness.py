@@ -148,6 +148,16 @@ def dense(
     return float((loss * weights).sum()), gradient * weights, rates
 
 
+def new_logps(trainer: Any, inputs: dict[str, Any]) -> torch.Tensor:
+    """Log-probabilities of the completion tokens under the model as it is, with their graph."""
+    return trainer._get_per_token_logps_and_entropies(
+        trainer.model,
+        torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1),
+        torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1),
+        inputs["completion_ids"].size(1),
+    )[0]
+
+
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 @pytest.mark.parametrize(
     ("divergence", "bounds"),
@@ -162,12 +172,7 @@ def test_band_matches_an_independent_computation(
     loss, gradients, metrics = loss_and_gradients(trainer, inputs)
 
     trainer.model.zero_grad()
-    logps = trainer._get_per_token_logps_and_entropies(
-        trainer.model,
-        torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1),
-        torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1),
-        inputs["completion_ids"].size(1),
-    )[0]
+    logps = new_logps(trainer, inputs)
     expected_loss, by_logp, rates = dense(
         logps.detach().double().numpy(), inputs, bounds, loss_type
     )
@@ -197,12 +202,7 @@ def test_trainer_equals_clipped_surrogate(
     inputs = micro_batch(trainer)
     loss, gradients, _ = loss_and_gradients(trainer, inputs)
     trainer.model.zero_grad()
-    logps = trainer._get_per_token_logps_and_entropies(
-        trainer.model,
-        torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1),
-        torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1),
-        inputs["completion_ids"].size(1),
-    )[0]
+    logps = new_logps(trainer, inputs)
     mask = inputs["completion_mask"]
     objective = clipped_surrogate(
         logps, inputs["old_per_token_logps"], inputs["advantages"].unsqueeze(1), trainer.rule
