@@ -9,7 +9,9 @@ from fractions import Fraction
 import trl
 from trl import GRPOConfig, GRPOTrainer
 
-from bandpo.clipping import RULE_NAMES, ClipRule, make_rule
+from bandpo.adaptive import SIGNALS, AdaptiveBand, check_adaptivity
+from bandpo.clipping import RULE_NAMES, ClipRule, PerSide, make_rule
+from bandpo.rules import check_max_ratio, check_positive
 from bandpo.testing import check_divergence
 
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
@@ -21,7 +23,7 @@ class BandPOConfig(GRPOConfig):
 
     Parameters
     ----------
-    clip_rule : {"fixed", "dcpo", "band", "relaxed_band"}
+    clip_rule : {"fixed", "dcpo", "band", "relaxed_band", "adaptive_band"}
         Bounds on the probability ratio. ``fixed`` is GRPO and Clip-Higher. ``epsilon`` and
         ``epsilon_high`` belong to ``fixed``, to ``dcpo`` (published: 0.16 and 0.20) and to the
         interval inside ``relaxed_band`` (published: 0.2 and 0.28).
@@ -31,9 +33,17 @@ class BandPOConfig(GRPOConfig):
         What measures the trust region: a registered name, ``"alpha:0.5"``,
         ``"package.module:Name"``, or an object.
     band_radius : float
-        Radius of the trust region, in the divergence's unit (nats for KL).
+        Radius of the trust region, in the divergence's unit (nats for KL). For ``adaptive_band``
+        the mean over all tokens of a generation.
     band_max_ratio : float or None
-        Cap on the upper bound of ``dcpo``, ``band`` and ``relaxed_band``; None for no cap.
+        Cap on the upper bound of every rule but ``fixed``; None for no cap.
+    band_signal : str
+        What orders the tokens in ``adaptive_band``: ``"entropy"`` of the old policy at the token's
+        position, ``"surprisal"`` of the token, or ``"package.module:name"`` of a function (see
+        `bandpo.adaptive.AdaptiveBand.measure`).
+    band_adaptivity : float, in (-1, 1)
+        Radii of ``adaptive_band`` lie within this share of ``band_radius`` around it; more room
+        where the signal is large if positive, where it is small if negative.
     tail_threshold : float
         Tokens whose old probability is below this are rare, in the metrics.
 
@@ -71,7 +81,21 @@ class BandPOConfig(GRPOConfig):
     )
     band_max_ratio: float | None = field(
         default=10.0,
-        metadata={"help": "Cap on the upper bound of dcpo, band and relaxed_band; None for none."},
+        metadata={"help": "Cap on the upper bound of every rule but fixed; None for none."},
+    )
+    band_signal: str = field(
+        default="entropy",
+        metadata={
+            "help": f"What orders the tokens in adaptive_band: {', '.join(SIGNALS)} or "
+            "'package.module:name' of a function."
+        },
+    )
+    band_adaptivity: float = field(
+        default=0.5,
+        metadata={
+            "help": "How far the radii of adaptive_band lie apart, in (-1, 1): more room where "
+            "the signal is large if positive, where it is small if negative."
+        },
     )
     tail_threshold: float = field(
         default=0.2,
@@ -84,6 +108,11 @@ class BandPOConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_max_ratio("band_max_ratio", self.band_max_ratio)
+        if self.uses_divergence:
+            check_positive("band_radius", self.band_radius)
+        if self.uses("adaptive_band"):
+            check_adaptivity("band_adaptivity", self.band_adaptivity)
         self.rule()
         if self.uses_divergence:
             check_divergence(self.band_divergence)  # a wrong f would train without a word
@@ -121,10 +150,14 @@ class BandPOConfig(GRPOConfig):
                 "delta, or set delta to None"
             )
 
+    def uses(self, *names: str) -> bool:
+        """Whether the rule of either side has one of these names."""
+        return not {self.clip_rule, self.clip_rule_below}.isdisjoint(names)
+
     @property
     def uses_divergence(self) -> bool:
         """Whether a rule of either side is a band."""
-        return not {"band", "relaxed_band"}.isdisjoint({self.clip_rule, self.clip_rule_below})
+        return self.uses("band", "relaxed_band", "adaptive_band")
 
     def rule(self) -> ClipRule:
         """Return the clip rule that the fields describe."""
@@ -136,7 +169,15 @@ class BandPOConfig(GRPOConfig):
             divergence=self.band_divergence,
             radius=self.band_radius,
             max_ratio=self.band_max_ratio,
+            signal=self.band_signal,
+            adaptivity=self.band_adaptivity,
         )
+
+    def adaptive_band(self) -> AdaptiveBand | None:
+        """Return the side of the rule that gives each token its radius, if there is one."""
+        rule = self.rule()
+        sides = (rule.above, rule.below) if isinstance(rule, PerSide) else (rule,)
+        return next((side for side in sides if isinstance(side, AdaptiveBand)), None)
 
     @property
     def updates_per_generation(self) -> Fraction:

@@ -93,6 +93,17 @@ BAND_METRICS: dict[str, Metric] = {
         "Share of upper bounds that the ratio cap sets instead of the rule; 0 without a cap.",
         "lower: at the cap, growth is linear in p again",
     ),
+    "band/radius_mean": Metric(
+        r"E[\delta]",
+        "Mean radius δ of the tokens, where `adaptive_band` gives each its own. Over the steps of "
+        "one generation it is `band_radius`.",
+        "neither: it checks that the budget is kept",
+    ),
+    "band/tail_radius": Metric(
+        r"E[\delta \mid p<\tau]",
+        "Mean radius of the rare tokens, where `adaptive_band` gives each its own.",
+        "neither: above `band_radius`, rare tokens have more room than in a band",
+    ),
     "band/mass_moved": Metric(
         r"E[|q-p|]",
         "Probability mass moved on the sampled tokens since the samples were drawn.",
@@ -148,6 +159,7 @@ def token_metrics(
     *,
     tail_threshold: float,
     max_ratio: float | None,
+    radius: Tensor | None = None,
 ) -> Tensor:
     """Sums and counts behind every metric in `BAND_METRICS`.
 
@@ -165,6 +177,8 @@ def token_metrics(
         A token is rare if its old probability is below this.
     max_ratio : float or None
         The cap on the upper bound.
+    radius : Tensor, shape (B, T), or None
+        Radius of each token, where a rule gives each its own.
 
     Returns
     -------
@@ -180,6 +194,8 @@ def token_metrics(
     clipped = high | low
     cap = math.inf if max_ratio is None else max_ratio
     old, new = torch.exp(old_logps), torch.exp(logps)
+    of_radius = mask if radius is not None else torch.zeros_like(mask)
+    radius = bound if radius is None else radius
 
     quantities: dict[str, tuple[Tensor, Tensor]] = {
         "band/clip_rate": (clipped, mask),
@@ -192,6 +208,8 @@ def token_metrics(
         "band/upper_mean": (bound, up),
         "band/lower_mean": (bound, down),
         "band/at_cap": (bound >= cap, up),
+        "band/radius_mean": (radius, of_radius),
+        "band/tail_radius": (radius, of_radius & tail),
         "band/mass_moved": ((new - old).abs(), mask),
         "band/kl_old_new": (torch.expm1(log_ratio) - log_ratio, mask),
     }

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -164,7 +165,7 @@ def band(p: Any, divergence: str | Divergence = "kl", radius: Any = 0.05) -> tup
         raise TypeError(f"p must hold numbers, got {p!r}")
     if array.dtype not in (np.float16, np.float32):
         array = array.astype(np.float64)
-    if not isinstance(radius, Tensor | float | int):
+    if not isinstance(radius, Tensor | Real):
         radius = torch.as_tensor(np.asarray(radius, dtype=np.float64))
     lower, upper = band(torch.as_tensor(array), divergence, radius)
     return lower.numpy(), upper.numpy()
@@ -352,7 +353,8 @@ def _prepare(
         if not radius_checked:
             radius = torch.where((radius > 0) & (radius < math.inf), radius, math.nan)
         x, radius = torch.broadcast_tensors(x, radius)
-    return x, radius, out
+        return x, radius, out
+    return x, float(radius), out
 
 
 def _out_dtype(x: Tensor) -> torch.dtype:
@@ -367,7 +369,7 @@ def _check_radius(radius: float | Tensor) -> bool:
         return _check_values(
             radius, lambda x: ~((x > 0) & (x < math.inf)), "radius must be finite and > 0"
         )
-    if isinstance(radius, bool) or not isinstance(radius, int | float):
+    if isinstance(radius, bool) or not isinstance(radius, Real):
         raise TypeError(f"radius must be a number or a tensor, got {radius!r}")
     if not (0 < radius < math.inf):
         raise ValueError(f"radius must be finite and > 0, got {radius!r}")

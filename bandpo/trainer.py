@@ -9,6 +9,7 @@ correction, entropy bonus) to TRL. Each micro-batch checks that TRL has read bot
 from __future__ import annotations
 
 import copy
+import math
 import textwrap
 import warnings
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ import trl
 from torch import Tensor
 from trl import GRPOTrainer
 
+from bandpo.adaptive import AdaptiveBand
 from bandpo.clipping import MIN_LOGP
 from bandpo.config import BandPOConfig
 from bandpo.metrics import averages, ratio_histogram, token_counts, token_metrics, widest
@@ -36,6 +38,12 @@ class _Bounds:
     upper: Tensor
     read: set[str] = field(default_factory=set)
     logps: Tensor | None = None
+
+
+def _token_mask(inputs: dict[str, Any]) -> Tensor:
+    """True for the tokens that the policy chose: no padding, nothing that a tool wrote."""
+    mask = inputs["completion_mask"].bool()
+    return mask & inputs["tool_mask"].bool() if "tool_mask" in inputs else mask
 
 
 class BandPOTrainer(GRPOTrainer):
@@ -74,6 +82,7 @@ class BandPOTrainer(GRPOTrainer):
     args: BandPOConfig
     model: Any
     _bounds: _Bounds | None = None
+    _old_scores: list[Any] | None = None
 
     def __init__(
         self,
@@ -92,6 +101,7 @@ class BandPOTrainer(GRPOTrainer):
                 "field of GRPOConfig, and clip_rule besides"
             )
         self.rule = args.rule()
+        self._adaptive = args.adaptive_band()
         if not isinstance(args.band_divergence, str):
             # The rule holds the object; TRL saves args as JSON and pickle, which take a name.
             args = copy.copy(args)
@@ -144,10 +154,46 @@ class BandPOTrainer(GRPOTrainer):
             )
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        # The first scores after generation are those of the old policy; a reference's may follow.
+        of_old_policy = self._old_scores is not None and not self._old_scores
+        if of_old_policy:
+            kwargs["compute_entropy"] = True
         out = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if of_old_policy:
+            self._old_scores = [out[0], out[1]]
         if self._bounds is not None:
             self._bounds.logps = out[0].detach()
         return out
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        if self._adaptive is None:
+            return super()._generate_and_score_completions(inputs)
+        self._old_scores = []
+        try:
+            output = super()._generate_and_score_completions(inputs)
+            scores = self._old_scores
+        finally:
+            self._old_scores = None
+        if output.get("old_per_token_logps") is not None:
+            # One tensor of shape (B, T) beside TRL's own, to be shuffled and split with them.
+            output["band_radius"] = self._radii(self._adaptive, output, scores)
+        return output
+
+    def _radii(self, rule: AdaptiveBand, output: dict[str, Any], old_scores: list[Any]) -> Tensor:
+        """Radius of each token, from the signals of all processes' tokens of this generation."""
+        old_logps, mask = output["old_per_token_logps"], _token_mask(output)
+        if not old_scores or old_scores[0] is not old_logps:
+            raise RuntimeError(
+                f"TRL {trl.__version__} scored its completions in another order than expected, so "
+                "the old policy's entropies are not at hand. Install the TRL version of "
+                "requirements.lock"
+            )
+        signal = rule.measure(output | {"entropies": old_scores[1]}, mask)
+        signal = signal.to(widest(signal.device))
+        # Processes differ in their number of tokens: NaN, which no token has, fills them up.
+        batch = self.accelerator.pad_across_processes(signal[mask], pad_index=math.nan)
+        batch = self.accelerator.gather(batch)
+        return rule.radii(signal, batch[~batch.isnan()]).where(mask, rule.radius)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if inputs.get("old_per_token_logps") is None:
@@ -155,9 +201,9 @@ class BandPOTrainer(GRPOTrainer):
             return super()._compute_loss(model, inputs)
         # A ratio that overflows makes the gradient NaN even in the branch that min does not take.
         old_logps = inputs["old_per_token_logps"].clamp(min=MIN_LOGP)
-        mask = inputs["completion_mask"].bool()
-        if "tool_mask" in inputs:
-            mask = mask & inputs["tool_mask"].bool()
+        mask = _token_mask(inputs)
+        radius = inputs.get("band_radius")
+        rule = self.rule if radius is None else self.rule.with_radius(radius)
         advantages = inputs["advantages"]
         if advantages.dim() == 1:
             advantages = advantages.unsqueeze(1)
@@ -166,18 +212,24 @@ class BandPOTrainer(GRPOTrainer):
         # 1, which min(r A, clip(r) A) ignores (an infinite one would undo TRL's `delta`).
         upward = (advantages > 0).expand_as(old_logps)
         logp = old_logps.masked_fill(~mask, 0).clamp(max=0).to(widest(old_logps.device))
-        bound = self.rule.log_bound(logp, upward).exp().float()
+        bound = rule.log_bound(logp, upward).exp().float()
         bounds = _Bounds(
             lower=bound.masked_fill(upward, 1.0), upper=bound.masked_fill(~upward, 1.0)
         )
         with self._clipping(bounds):
             loss = super()._compute_loss(model, {**inputs, "old_per_token_logps": old_logps})
-        self._record(bounds.logps, old_logps, advantages, mask, bound)
+        self._record(bounds.logps, old_logps, advantages, mask, bound, radius)
         return loss
 
     @torch.no_grad()
     def _record(
-        self, logps: Any, old_logps: Tensor, advantages: Tensor, mask: Tensor, bound: Tensor
+        self,
+        logps: Any,
+        old_logps: Tensor,
+        advantages: Tensor,
+        mask: Tensor,
+        bound: Tensor,
+        radius: Tensor | None,
     ) -> None:
         mode = "train" if self.model.training else "eval"
         totals = token_metrics(
@@ -188,6 +240,7 @@ class BandPOTrainer(GRPOTrainer):
             bound,
             tail_threshold=self.args.tail_threshold,
             max_ratio=self.args.band_max_ratio,
+            radius=radius,
         )
         self._totals[mode] = self._totals[mode] + totals if mode in self._totals else totals
         if mode == "train":

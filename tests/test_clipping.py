@@ -236,7 +236,7 @@ def test_make_rule() -> None:
 
 @pytest.mark.parametrize("rule", RULE_NAMES)
 def test_every_named_rule_can_be_made(rule: str) -> None:
-    assert isinstance(make_rule(rule), ClipRule)
+    assert isinstance(make_rule(rule, signal="entropy"), ClipRule)
 
 
 @pytest.mark.parametrize(

@@ -60,15 +60,20 @@ FORMULAS: dict[str, dict[str, tuple[str, ...]]] = {
         "saturation": ("band",),
         "limits": ("limits",),
     },
-    "bandpo/clipping.py": {
+    "bandpo/rules.py": {
         "Fixed.log_bounds": ("bottleneck", "ratio_clipping"),
         "DCPO.log_bounds": ("bottleneck",),
         "RelaxedBand.log_bounds": ("not_promised",),
         "RelaxedBand.log_bound": ("ratio_clipping",),
         "PerSide.log_bounds": ("not_promised",),
-        "clipped_surrogate": ("ratio_clipping", "gradient"),
         "_cap": ("not_promised", "bottleneck"),
     },
+    "bandpo/adaptive.py": {
+        "surprisal": ("adaptive",),
+        "centered_ranks": ("adaptive",),
+        "AdaptiveBand.radii": ("adaptive",),
+    },
+    "bandpo/clipping.py": {"clipped_surrogate": ("ratio_clipping", "gradient")},
 }  # fmt: skip
 
 #: Act only where a float can hardly tell a probability from 0 or 1: no claim is about them.

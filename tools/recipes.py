@@ -35,6 +35,15 @@ RULES: dict[str, dict[str, Any]] = {
     },
 }
 
+# The mean radius of kl-band, and more of it where the old policy's entropy is high.
+ADAPTIVE = {
+    "clip_rule": "adaptive_band",
+    "band_divergence": "kl",
+    "band_radius": 0.05,
+    "band_signal": "entropy",
+    "band_adaptivity": 0.5,
+}
+
 CAPPED = {"band_max_ratio": 10.0, "delta": 10.0}  # delta: dual clipping of negative advantages
 
 LOGGING = {
@@ -141,6 +150,12 @@ def recipes() -> dict[str, str]:
             "output_dir": f"build/runs/one-gpu/qwen2.5-{size}-kl-band",
         }
         texts[path] = _text(ONE_GPU_HEAD, path, head | RULES["kl-band"] | CAPPED | ONE_GPU)
+    path = "one_gpu/qwen2.5-0.5b-adaptive-band.yaml"
+    head = {
+        "model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct",
+        "output_dir": "build/runs/one-gpu/qwen2.5-0.5b-adaptive-band",
+    }
+    texts[path] = _text(ONE_GPU_HEAD, path, head | ADAPTIVE | CAPPED | ONE_GPU)
     return texts
 
 

@@ -30,7 +30,11 @@ from bandpo.runs import write_json  # noqa: E402
 
 OLDER = ("1.14.2", "1.12.0", "1.9.2")
 TESTS = ("tests/test_trainer_exactness.py",)
-SOURCES = ("bandpo/trainer.py", "bandpo/config.py", "bandpo/clipping.py", "tests/tiny.py", *TESTS)
+SOURCES = (
+    *(f"bandpo/{name}.py" for name in ("trainer", "config", "clipping", "adaptive", "rules")),
+    "tests/tiny.py",
+    *TESTS,
+)
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "datasets")
 RECORD = ROOT / "book" / "results" / "measured" / "trl-compatibility.json"
 
