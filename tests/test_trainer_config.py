@@ -28,7 +28,7 @@ def config(folder: Path, **changes: Any) -> BandPOConfig:
         ({"clip_rule_below": "ppo"}, "clip_rule_below must be one of"),
         ({"band_divergence": "kll"}, "kll"),
         ({"band_divergence": "no.such.module:Name"}, "no.such.module"),
-        ({"band_divergence": "test_trainer_config:CONCAVE"}, "'concave': f must be convex"),
+        ({"band_divergence": "test_trainer_config:CONCAVE"}, "'concave' breaks.*\n- convex: "),
         ({"band_radius": 0.0}, "radius must be a positive finite number; got 0.0"),
         ({"band_radius": math.nan}, "radius must be a positive finite number"),
         ({"band_radius": "0.05"}, "radius must be a positive finite number; got '0.05'"),
