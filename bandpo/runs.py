@@ -25,19 +25,17 @@ FINISHED = "evaluation.json"
 CHECKPOINTS = "checkpoints"
 
 
-def write_json(path: str | Path, value: Any) -> None:
-    """Write ``value`` as JSON so that a reader sees the old file or the new one, never a part.
+def write_text(path: str | Path, text: str) -> None:
+    """Write ``text`` so that a reader sees the old file or the new one, never a part.
 
     Parameters
     ----------
     path : str or Path
         Target; its folder is made if missing.
-    value : object
-        Anything :func:`json.dumps` takes.
+    text : str
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
@@ -47,6 +45,19 @@ def write_json(path: str | Path, value: Any) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write ``value`` as JSON, whole or not at all, as :func:`write_text` does.
+
+    Parameters
+    ----------
+    path : str or Path
+        Target; its folder is made if missing.
+    value : object
+        Anything :func:`json.dumps` takes.
+    """
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def start_run(run_dir: str | Path, config: Mapping[str, Any]) -> str | None:
