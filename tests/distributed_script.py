@@ -19,6 +19,12 @@ from bandpo.metrics import MetricsFile
 from bandpo.trainer import BandPOConfig, BandPOTrainer
 
 GROUP, BATCH = 4, 16
+RUNS: dict[str, dict[str, Any]] = {
+    "dapo": {"loss_type": "dapo"},
+    "grpo": {"loss_type": "grpo"},
+    "dr_grpo": {"loss_type": "dr_grpo"},
+    "adaptive": {"clip_rule": "adaptive_band", "band_adaptivity": 0.8},
+}
 
 
 def rollout(texts: list[str], trainer: Any) -> dict[str, Any]:
@@ -39,16 +45,16 @@ def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
     return [float(sum(ids) % 7) for ids in completion_ids]
 
 
-def main(model: str, folder: Path, processes: int, loss_type: str) -> None:
+def main(model: str, folder: Path, processes: int, changes: dict[str, Any]) -> None:
     fields = settings(
         folder,
-        loss_type=loss_type,
         per_device_train_batch_size=BATCH // processes,
         num_iterations=3,
         max_steps=6,
         learning_rate=1e-2,
         max_completion_length=8,
         shuffle_dataset=False,
+        **changes,
     )
     trainer = BandPOTrainer(
         model, reward, BandPOConfig(**fields), train_dataset=prompts(), rollout_func=rollout
@@ -64,5 +70,5 @@ def main(model: str, folder: Path, processes: int, loss_type: str) -> None:
 
 
 if __name__ == "__main__":
-    for loss in ("dapo", "grpo", "dr_grpo"):
-        main(sys.argv[1], Path(sys.argv[2]) / loss, int(sys.argv[3]), loss)
+    for name, changes in RUNS.items():
+        main(sys.argv[1], Path(sys.argv[2]) / name, int(sys.argv[3]), changes)

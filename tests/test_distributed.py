@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from distributed_script import RUNS
 from tiny import save_model
 
 SCRIPT = Path(__file__).parent / "distributed_script.py"
@@ -41,8 +42,8 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     model = save_model(tmp_path / "model")
     launch(tmp_path / "one", model, 1)
     launch(tmp_path / "two", model, 2)
-    for loss_type in ("dapo", "grpo", "dr_grpo"):
-        one, two = tmp_path / "one" / loss_type, tmp_path / "two" / loss_type
+    for run in RUNS:
+        one, two = tmp_path / "one" / run, tmp_path / "two" / run
         assert [row["step"] for row in rows(one)] == [row["step"] for row in rows(two)] != []
         for ours, theirs in zip(rows(one), rows(two), strict=True):
             assert ours.keys() == theirs.keys()
@@ -55,3 +56,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
         weights = torch.load(one / "weights.pt"), torch.load(two / "weights.pt")
         for name, value in weights[0].items():
             torch.testing.assert_close(weights[1][name], value, rtol=1e-3, atol=1e-4, msg=name)
+    # ranked among the tokens of both processes; ranks among each one's own would differ above
+    for row in rows(tmp_path / "two" / "adaptive"):
+        assert row["band/radius_mean"] == pytest.approx(0.05, rel=1e-12)
+        assert row["band/tail_radius"] != pytest.approx(0.05, rel=1e-3)
