@@ -61,7 +61,8 @@ class _Look:
     dashes: LineStyleType = _SOLID
 
 
-# Fixed rules are dashed, bands are solid, what mixes or varies a band is dash-dotted or dotted.
+# Fixed rules are dashed, bands are solid, what mixes or varies a band is dash-dotted or dotted;
+# rules that are no clips take what is left.
 _RULES = {
     "grpo": _Look("GRPO", INK, _DASHED),
     "clip-higher": _Look("Clip-Higher", _AMBER, _DASHED),
@@ -71,8 +72,12 @@ _RULES = {
     "chi2-band": _Look("χ²-Band", _PINK),
     "relaxed-band": _Look("Relaxed Band", _VIOLET, _DASHDOT),
     "band-above": _Look("Band above", _BLUE, _DASHDOT),
+    "band-below": _Look("Band below", _PINK, _DASHDOT),
     "adaptive-band": _Look("Adaptive Band", _BLUE, _DOTTED),
     "dppo": _Look("DPPO", _GREEN, _DOTTED),
+    "cispo": _Look("CISPO", _AMBER),
+    "sapo": _Look("SAPO", _GREEN, _DASHED),
+    "smoothing": _Look("Smoothing", _PLUM, _DOTTED),
 }
 _DIVERGENCES = {
     "kl": _Look("KL", _BLUE),
