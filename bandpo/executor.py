@@ -1,4 +1,4 @@
-"""Run jobs side by side in papermill processes, and put in place only what ran to the end."""
+"""Run jobs side by side in processes of their own, and put in place only what ran to the end."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 import psutil
-import yaml
 
+from bandpo.kernels import kernel_context, start_notebook
 from bandpo.params import read_defaults
 from bandpo.profiles import Job, Project, failure
 from bandpo.provenance import content_digest, provenance
@@ -40,6 +40,8 @@ _ENVIRONMENT = {
 }
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _GRACE = 5.0
+# From this many training runs on, importing what they need once is worth the wait.
+_MANY_RUNS = 3
 
 
 class RunError(RuntimeError):
@@ -50,9 +52,8 @@ class RunError(RuntimeError):
 class _Running:
     job: Job
     digest: str
-    process: subprocess.Popen[bytes]
+    process: BaseProcess
     folder: Path
-    log: IO[bytes]
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -62,6 +63,10 @@ class _Running:
     @property
     def output(self) -> Path:
         return self.folder / self.job.source.name
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
 
 
 def execute(project: Project, jobs: Sequence[Job], workers: int) -> None:
@@ -86,6 +91,8 @@ def execute(project: Project, jobs: Sequence[Job], workers: int) -> None:
     running: list[_Running] = []
     errors: list[str] = []
     total = len(pending)
+    training = [job for job in pending if "run_dir" in job.parameters and project.fault(job)]
+    context = kernel_context(_ENVIRONMENT, training=len(training) >= _MANY_RUNS)
     with _scratch(project.root) as scratch, _stop_on_terminate():
         for folder in project.orphans():
             where = _retire(project, folder).relative_to(project.root)
@@ -97,8 +104,8 @@ def execute(project: Project, jobs: Sequence[Job], workers: int) -> None:
                     if project.fault(job) is None:
                         _say(f"= {job.name}  up to date")
                     else:
-                        running.append(_start(project, job, scratch))
-                for one in [one for one in running if one.process.poll() is not None]:
+                        running.append(_start(context, project, job, scratch))
+                for one in [one for one in running if one.process.exitcode is not None]:
                     running.remove(one)
                     try:
                         _finish(project, one)
@@ -122,24 +129,21 @@ def _next(pending: Sequence[Job], running: Sequence[_Running]) -> Job | None:
     return next((job for job in pending if not unfinished.intersection(job.needs)), None)
 
 
-def _start(project: Project, job: Job, scratch: Path) -> _Running:
+def _start(context: BaseContext, project: Project, job: Job, scratch: Path) -> _Running:
     folder = Path(tempfile.mkdtemp(dir=scratch))
     stamp = project.job_digest(job)
     if "run_dir" in job.parameters:
         _prepare_run_folder(project, project.root / str(job.parameters["run_dir"]), stamp)
-    parameters = folder / "parameters.yaml"
-    parameters.write_text(yaml.safe_dump(dict(job.parameters)), encoding="utf-8")
-    command = [sys.executable, "-m", "papermill", str(job.source), str(folder / job.source.name)]
-    command += ["--parameters_file", str(parameters), "--cwd", str(project.root)]
-    command += ["--kernel", "python3", "--no-progress-bar", "--log-level", "ERROR"]
-    environment = {**os.environ, **_ENVIRONMENT, "IPYTHONDIR": str(scratch / "ipython")}
-    log = (folder / "log").open("wb")
-    # A session of its own: Ctrl-C reaches this process alone, which then ends its children.
-    process = subprocess.Popen(
-        command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
-    return _Running(job, stamp, process, folder, log)
+    process = start_notebook(
+        context,
+        job.source,
+        folder / job.source.name,
+        job.parameters,
+        cwd=project.root,
+        log=folder / "log",
+        environment=_ENVIRONMENT | {"IPYTHONDIR": str(scratch / "ipython")},
+    )
+    return _Running(job, stamp, process, folder)
 
 
 def _prepare_run_folder(project: Project, folder: Path, stamp: str) -> None:
@@ -163,21 +167,20 @@ def _retire(project: Project, folder: Path) -> Path:
 
 def _finish(project: Project, one: _Running) -> None:
     """Stamp the copy and put it in its place, or keep it apart and raise."""
-    one.log.close()
     job = one.job
     try:
         notebook = json.loads(one.output.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
-        end = (one.folder / "log").read_text(encoding="utf-8", errors="replace")
+        end = one.log.read_text(encoding="utf-8", errors="replace")
         raise RunError(f"{job.name} did not start:\n{_last_lines(end)}") from None
     failed = failure(notebook)
-    if failed is None and one.process.returncode != 0:
-        failed = f"papermill ended with status {one.process.returncode}"
+    if failed is None and one.process.exitcode != 0:
+        failed = f"papermill ended with status {one.process.exitcode}"
     if failed is not None:
         kept = project.root / "build" / "failed" / f"{job.name.replace('/', '-')}.ipynb"
         kept.parent.mkdir(parents=True, exist_ok=True)
         os.replace(one.output, kept)
-        end = _traceback(notebook) or (one.folder / "log").read_text(errors="replace")
+        end = _traceback(notebook) or one.log.read_text(errors="replace")
         where = kept.relative_to(project.root)
         raise RunError(f"{job.name}: {failed}\n{_last_lines(end)}\nThe failed copy: {where}")
     defaults = read_defaults(json.loads(job.source.read_text(encoding="utf-8")))
@@ -210,7 +213,7 @@ def _last_lines(text: str, count: int = 12) -> str:
 
 
 def _stop(running: Sequence[_Running]) -> None:
-    """End papermill processes and their kernels: politely, then not."""
+    """End the processes and their kernels: politely, then not."""
     processes: list[psutil.Process] = []
     for one in running:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -224,8 +227,7 @@ def _stop(running: Sequence[_Running]) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     for one in running:
-        one.process.wait()
-        one.log.close()
+        one.process.join()
 
 
 @contextlib.contextmanager

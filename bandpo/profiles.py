@@ -12,6 +12,8 @@ A profile is a file ``notebooks/params/NAME.yaml`` with one section per notebook
       show: kl-band-1             # the run that the book shows
     08_training_dynamics:
       needs: [07_train]           # runs after them, and again whenever they ran again
+
+A list of grids stands for all their runs, in the order of the list.
 """
 
 from __future__ import annotations
@@ -37,7 +39,12 @@ from bandpo.provenance import (
     tree_digest,
 )
 
-_KEYS = {"parameters": dict, "grid": dict, "show": str, "needs": list}
+_KEYS: dict[str, tuple[type, ...]] = {
+    "parameters": (dict,),
+    "grid": (dict, list),
+    "show": (str,),
+    "needs": (list,),
+}
 
 
 @dataclass(frozen=True)
@@ -267,7 +274,8 @@ def _read_profile(folder: Path, profile: str) -> dict[str, dict[str, Any]]:
             if key not in _KEYS:
                 raise ValueError(f"{where}: unknown key {key!r}{did_you_mean(key, _KEYS)}")
             if not isinstance(value, _KEYS[key]):
-                raise ValueError(f"{where}: {key} must be a {_KEYS[key].__name__}, not {value!r}")
+                kinds = " or a ".join(kind.__name__ for kind in _KEYS[key])
+                raise ValueError(f"{where}: {key} must be a {kinds}, not {value!r}")
         names = _grid(section["grid"]) if "grid" in section else {}
         if "grid" in section and section.get("show") not in names:
             raise ValueError(
@@ -277,23 +285,27 @@ def _read_profile(folder: Path, profile: str) -> dict[str, dict[str, Any]]:
     return sections
 
 
-def _grid(axes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return run name -> parameters for every combination of the axes."""
-    choices = []
-    for axis, values in axes.items():
-        if isinstance(values, dict) and all(isinstance(one, dict) for one in values.values()):
-            choices.append([(str(label), one) for label, one in values.items()])
-        elif isinstance(values, list):
-            choices.append([(str(value), {axis: value}) for value in values])
-        else:
-            raise ValueError(
-                f"grid axis {axis!r} must be a list of values or a mapping from labels to "
-                f"parameters, not {values!r}"
-            )
-    grid: dict[str, dict[str, Any]] = {}
-    for combination in itertools.product(*choices):
-        name = "-".join(label for label, _ in combination)
-        if name in grid:
-            raise ValueError(f"two entries of the grid are called {name!r}")
-        grid[name] = {key: value for _, part in combination for key, value in part.items()}
-    return grid
+def _grid(grid: Mapping[str, Any] | list[Any]) -> dict[str, dict[str, Any]]:
+    """Return run name -> parameters for every combination of the axes, of each grid in turn."""
+    runs: dict[str, dict[str, Any]] = {}
+    for axes in grid if isinstance(grid, list) else [grid]:
+        if not isinstance(axes, dict):
+            raise ValueError(f"a grid must be a mapping from axes, not {axes!r}")
+        for combination in itertools.product(*(_choices(*axis) for axis in axes.items())):
+            name = "-".join(label for label, _ in combination)
+            if name in runs:
+                raise ValueError(f"two entries of the grid are called {name!r}")
+            runs[name] = {key: value for _, part in combination for key, value in part.items()}
+    return runs
+
+
+def _choices(axis: str, values: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Return label and parameters of each place on one axis of a grid."""
+    if isinstance(values, dict) and all(isinstance(one, dict) for one in values.values()):
+        return [(str(label), one) for label, one in values.items()]
+    if isinstance(values, list):
+        return [(str(value), {axis: value}) for value in values]
+    raise ValueError(
+        f"grid axis {axis!r} must be a list of values or a mapping from labels to "
+        f"parameters, not {values!r}"
+    )

@@ -1,8 +1,9 @@
 """Run folders: what one training run leaves behind, and how the later notebooks read it.
 
 A folder holds ``config.json`` and ``provenance.json`` (written before training), ``metrics.jsonl``
-(one line per optimizer step, written while it trains) and ``evaluation.json``. The last is
-written when everything else is there, so its presence means that the run is finished.
+(one line per optimizer step, written while it trains), ``completions.jsonl`` (held-out prompts and
+their completions before and after training) and ``evaluation.json``. The last is written when
+everything else is there, so its presence means that the run is finished.
 """
 
 from __future__ import annotations

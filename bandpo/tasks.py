@@ -216,16 +216,17 @@ def strategy_probabilities(
     """
     training = model.training
     model.eval()
-    result = {}
-    for s in task.strategies:
-        ids = tokenizer([p + s.branch for p in prompts], return_tensors="pt").input_ids
-        ids = ids.to(model.device)
-        n = len(s.branch)
-        logps = model(ids).logits.float().log_softmax(-1)[:, -n - 1 : -1]
-        branch_logp = logps.gather(-1, ids[:, -n:, None]).sum((1, 2))
-        result[s.name] = branch_logp.exp().cpu().numpy()
+    logps: dict[str, torch.Tensor] = {"": torch.zeros(len(prompts), device=model.device)}
+    # One forward pass tells the next token after a prefix, for every branch that begins with it.
+    for prefix in sorted({s.branch[:i] for s in task.strategies for i in range(len(s.branch))}):
+        ids = tokenizer([p + prefix for p in prompts], return_tensors="pt").input_ids
+        following = model(ids.to(model.device)).logits[:, -1].float().log_softmax(-1)
+        for longer in {s.branch[: len(prefix) + 1] for s in task.strategies}:
+            if longer[:-1] == prefix and len(longer) == len(prefix) + 1:
+                token = tokenizer.convert_tokens_to_ids(longer[-1])
+                logps[longer] = logps[prefix] + following[:, token]
     model.train(training)
-    return result
+    return {s.name: logps[s.branch].exp().cpu().numpy() for s in task.strategies}
 
 
 def _sum_task(
