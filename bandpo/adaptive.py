@@ -4,10 +4,10 @@ A signal that the old policy gives to each token orders the tokens of a batch. T
 token is the given one, raised or lowered in proportion to its place in that order:
 
 .. math::
-    \delta_t = \delta\,(1 + a\,c_t), \qquad
-    c_t = \frac{\#\{s : x_s < x_t\} - \#\{s : x_s > x_t\}}{n}
+    \delta_t = \delta\,(1 + \kappa\,\rho_t), \qquad
+    \rho_t = \frac{\#\{s : x_s < x_t\} - \#\{s : x_s > x_t\}}{n}
 
-``a`` is the adaptivity. The places ``c_t`` lie in (-1, 1) and add up to 0, so the mean radius is
+``kappa`` is the adaptivity. The ranks ``rho_t`` lie in (-1, 1) and add up to 0, so the mean radius is
 ``delta`` whatever the signal, and equal signals give every token ``delta``.
 """
 
