@@ -30,7 +30,7 @@ from bandpo.tasks import EMBEDDED_TASKS, split_prompts
 MATH_COMPLETION_LENGTH = 4096
 """Longest response of the published runs, in tokens."""
 
-SHOTS = "31 + 24 = 55\n12 + 46 = 58\n20 + 57 = 77\n"
+SHOTS = "31 + 24 = 55\n12 + 46 = 58\n"
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _source(name: str) -> tuple[Dataset, Dataset | None, Callable[[str, str], bo
 
 
 def few_shot_sums() -> tuple[Dataset, Dataset]:
-    """Make sums of two two-digit numbers after three solved ones, as raw text.
+    """Make sums of two two-digit numbers after two solved ones, as raw text.
 
     Returns
     -------
