@@ -19,9 +19,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-
-#: What every notebook needs, and what the training runs need besides.
-_LIGHT = ["papermill", "ipykernel.kernelapp", "matplotlib_inline.backend_inline"]
+#: What every notebook needs, and what the training runs need besides. Not matplotlib's inline
+#: backend: it looks for its kernel when it is imported, and shows no figure without one.
+_LIGHT = ["papermill", "ipykernel.kernelapp"]
 _HEAVY = [
     *("matplotlib.pyplot", "myst_nb", "scipy.stats", "torch", "transformers", "datasets", "trl"),
     *("bandpo.trainer", "bandpo.base_models", "bandpo.data", "bandpo.evaluation"),
