@@ -37,6 +37,8 @@ _ENVIRONMENT = {
     "MPLBACKEND": "module://matplotlib_inline.backend_inline",
     # The kernel of this environment, and nobody's start-up files.
     "JUPYTER_PREFER_ENV_PATH": "1",
+    # tqdm, as it is imported without ipywidgets
+    "PYTHONWARNINGS": "ignore:IProgress not found",
 }
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _GRACE = 5.0

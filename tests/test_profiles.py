@@ -55,6 +55,23 @@ def test_a_grid_is_every_combination_named_by_its_labels(root):
     assert jobs[2].copy == root / "build/runs/cpu/kl-band-1/notebook.ipynb"
 
 
+def test_a_list_of_grids_is_their_union_in_that_order(root):
+    write_profile(
+        root,
+        "07_train:\n  grid:\n"
+        "    - &first {rule: {grpo: {clip_rule: fixed}}, seed: [2, 3]}\n"
+        "    - {<<: *first, seed: [1]}\n"
+        "    - {radius: [0.1], seed: [1]}\n"
+        "  show: grpo-1",
+    )
+    jobs = Project("cpu", root).jobs("07_train")
+    names = ["grpo-2", "grpo-3", "grpo-1", "0.1-1"]
+    assert [job.name for job in jobs] == [f"07_train/{name}" for name in names]
+    assert jobs[2].parameters["clip_rule"] == "fixed"
+    assert jobs[3].parameters["radius"] == 0.1
+    assert "clip_rule" not in jobs[3].parameters
+
+
 def test_the_book_shows_the_named_run(root):
     project = Project("cpu", root)
     assert project.shown("07_train").name == "07_train/kl-band-1"
@@ -99,6 +116,9 @@ def test_a_notebook_that_the_profile_does_not_name_runs_with_its_defaults(root):
         ("07_train: {grid: {seed: [1]}, show: x}", "show = 'x' is no entry.*it has 1"),
         ("07_train: {grid: {seed: [1]}}", "show = None is no entry"),
         ("07_train: {grid: {seed: 1}, show: x}", "grid axis 'seed' must be a list"),
+        ("07_train: {grid: 3, show: x}", "grid must be a dict or a list, not 3"),
+        ("07_train: {grid: [3], show: x}", "a grid must be a mapping from axes, not 3"),
+        ("07_train: {grid: [{seed: [1]}, {seed: [1]}], show: '1'}", "two entries.*'1'"),
         ("07_train: {grid: {seed: [1, 1]}, show: '1'}", "two entries.*'1'"),
         ("01_a: {needs: [12_x]}", "no notebooks/12_x.ipynb"),
         ("01_a: {needs: [08_look]}\n08_look: {needs: [01_a]}", "01_a -> 08_look -> 01_a"),

@@ -9,8 +9,10 @@ import time
 
 import psutil
 import pytest
+import torch
 from repository import make_repository, write_notebook
 
+from bandpo import kernels
 from bandpo.profiles import Project
 from bandpo.run import main
 
@@ -224,3 +226,46 @@ def test_the_environment_of_the_caller_does_not_leak_into_figures(tmp_path, monk
     assert main([], tmp_path) == 0
     text = printed(tmp_path / "build/executed/cpu/01_a.ipynb")
     assert text == "module://matplotlib_inline.backend_inline 1\n"
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_a_kernel_is_forked_where_that_is_safe_and_fresh_elsewhere(tmp_path, monkeypatch, forks):
+    if forks and not kernels.can_fork():
+        forks = False  # a machine with an accelerator: both cases take the fresh kernel
+    monkeypatch.setattr(kernels, "can_fork", lambda: forks)
+    make_repository(tmp_path, "01_a: {}")
+    cell = (
+        "import os, sys\nprint('papermill' in sys.modules, os.getcwd())\nsys.stderr.write('seen')"
+    )
+    write_notebook(tmp_path, "01_a", "", cell)
+    assert main([], tmp_path) == 0
+    copy = tmp_path / "build/executed/cpu/01_a.ipynb"
+    assert printed(copy) == f"{forks} {tmp_path}\nseen"
+    kernel = json.loads(copy.read_text())["metadata"]["kernelspec"]
+    assert kernel["name"] == "python3"
+
+
+def test_several_training_runs_find_their_libraries_imported(tmp_path):
+    make_repository(tmp_path, TRAIN.replace("[1, 2]", "[1, 2, 3]"))
+    write_notebook(
+        tmp_path,
+        "07_train",
+        "run_dir = 'x'\nseed = 0",
+        "import sys\nprint('trl' in sys.modules)\nimport torch\n"
+        "torch.manual_seed(seed)\nprint(torch.rand(2).tolist())",
+        "import matplotlib.pyplot as plt\nplt.plot([1, 2]);",
+    )
+    write_notebook(tmp_path, "08_look", "", LOOK_CELL.split("for")[0])
+    code = "import sys, pathlib, bandpo.run as r; sys.exit(r.main([], pathlib.Path(sys.argv[1])))"
+    # a process of its own: what the first call of this one had imported would be there already
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=300)
+    assert done.returncode == 0
+    for seed in (1, 2, 3):
+        loaded, numbers = printed(tmp_path / f"build/runs/cpu/{seed}/notebook.ipynb").splitlines()
+        assert loaded == str(kernels.can_fork())
+        torch.manual_seed(seed)
+        assert json.loads(numbers) == torch.rand(2).tolist()
+        cells = json.loads((tmp_path / f"build/runs/cpu/{seed}/notebook.ipynb").read_text())[
+            "cells"
+        ]
+        assert "image/png" in cells[-1]["outputs"][-1]["data"], "the figure is there"
