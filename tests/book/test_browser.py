@@ -1,43 +1,48 @@
 """Every page in Chromium, opened from disk: console, requests, phone, dark mode, accessibility."""
 
+import io
+
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-
-from bandpo.provenance import ROOT
+from bs4 import BeautifulSoup
+from PIL import Image
+from visitor import DESKTOP, HTML, PHONE, Visitor, dark, light, violations
 
 pytestmark = [pytest.mark.book, pytest.mark.browser]
 
-HTML = ROOT / "build" / "html"
-DESKTOP = {"width": 1280, "height": 900}
-PHONE = {"width": 390, "height": 844}
-SERIOUS = ("serious", "critical")
-
-
-class Visitor:
-    """Opens pages from disk and notes what goes wrong on each."""
-
-    def __init__(self, context):
-        self.context = context
-        self.problems = {}
-
-    def visit(self, path):
-        page = self.context.new_page()
-        notes = self.problems.setdefault(path.relative_to(HTML).as_posix(), [])
-        page.on("pageerror", lambda error: notes.append(str(error)))
-        page.on(
-            "console",
-            lambda m: notes.append(m.text) if m.type == "error" else None,
-        )
-        local = ("file:", "data:", "blob:")
-        page.on("request", lambda r: None if r.url.startswith(local) else notes.append(r.url))
-        page.goto(path.as_uri())
-        page.evaluate("window.MathJax && MathJax.startup && MathJax.startup.promise")
-        return page
+CONTRAST = {"runOnly": ["color-contrast", "link-in-text-block"]}
+# axe takes minutes for what it need not see: the paths of formulas, which are left out, and the
+# words of code beyond the first of each class, which are like it.
+LIGHTEN = """() => {
+  for (const formula of document.querySelectorAll('mjx-container')) formula.replaceChildren();
+  const seen = new Set();
+  for (const span of document.querySelectorAll('.highlight pre span')) {
+    if (seen.has(span.className)) span.replaceWith(...span.childNodes);
+    seen.add(span.className);
+  }
+}"""
+# How many icons are drawn, and how many are not.
+ICONS = """() => [
+  document.querySelectorAll('svg.svg-inline--fa').length,
+  document.querySelectorAll('i[class*=fa-], svg.svg-inline--fa .missing').length,
+]"""
+# What no scrolling brings into sight: beyond the window, or hidden by the box around it.
+CUT = """() => [...document.querySelectorAll('article *')]
+  .filter((one) => one.getClientRects().length && !one.closest('mjx-container *, .definition'))
+  .filter((one) => {
+    const hides = ['hidden', 'clip'].includes(getComputedStyle(one).overflowX);
+    if (hides && one.clientWidth > 1 && one.scrollWidth > one.clientWidth + 4) return true;
+    if (one.getBoundingClientRect().right <= innerWidth + 1) return false;
+    for (let box = one; box.localName !== 'article'; box = box.parentElement) {
+      if (['auto', 'scroll'].includes(getComputedStyle(box).overflowX)) return false;
+    }
+    return true;
+  })
+  .map((one) => one.outerHTML.slice(0, 160))"""
 
 
 @pytest.fixture(scope="module")
 def visitor(browser):
-    assert HTML.is_dir(), "build/html is missing: build the book with `make book`"
     context = browser.new_context(viewport=DESKTOP, color_scheme="light")
     yield Visitor(context)
     context.close()
@@ -45,52 +50,49 @@ def visitor(browser):
 
 @pytest.fixture(scope="module")
 def visits(visitor):
-    """Page -> what was found on it: problems, width on a phone, violations in light and dark."""
+    """Page -> what was found on it: in light at 1280 pixels, in dark at 390."""
     axe = Axe()
     found = {}
     paths = [p for folder in ("book", "notebooks") for p in sorted((HTML / folder).rglob("*.html"))]
     for path in paths:
-        page = visitor.visit(path)
         name = path.relative_to(HTML).as_posix()
-        light = violations(axe, page, {})
-        page.evaluate("document.documentElement.dataset.theme = 'dark'")
-        page.emulate_media(color_scheme="dark", reduced_motion="reduce")
-        dark = violations(axe, page, {"runOnly": ["color-contrast"]})
-        body = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        page = visitor.visit(name)
+        one = found[name] = {"fetched": set(visitor.fetched[name])}
+        one["cut at 1280"] = page.evaluate(CUT)
+        one["icons"] = page.evaluate(ICONS)
+        one["pictures"] = [
+            picture.screenshot(animations="disabled")
+            for picture in page.locator("figure img").all()
+        ]
         page.set_viewport_size(PHONE)
-        width = page.evaluate("document.documentElement.scrollWidth")
+        one["width"] = page.evaluate("document.documentElement.scrollWidth")
+        one["cut at 390"] = page.evaluate(CUT)
+        page.evaluate(LIGHTEN)
+        dark(page)
+        body = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        one["background"] = [int(part) for part in body.strip("rgba()").split(",")[:3]]
+        one["phone"] = violations(axe, page, CONTRAST)
+        page.set_viewport_size(DESKTOP)
+        if name == "book/index.html":  # what stands beside the text is the same on every page
+            one["dark"] = violations(axe, page, CONTRAST)
+        light(page)
+        one["light"] = violations(axe, page, {})
         page.close()
-        found[name] = {
-            "problems": visitor.problems[name],
-            "light": light,
-            "dark": dark,
-            "background": [int(part) for part in body.strip("rgba()").split(",")[:3]],
-            "width": width,
-        }
+        one["problems"] = visitor.problems[name]
     return found
 
 
-def violations(axe, page, options):
-    """Return rule: number of elements, and the first of them, for serious violations.
-
-    Formulas are left out: thousands of paths that MathJax alone decides on.
-    """
-    options = {"preload": False, "resultTypes": ["violations"], **options}
-    context = {"exclude": ["mjx-container"]}
-    return [
-        f"{one['id']}: {len(one['nodes'])} elements, the first: {one['nodes'][0]['html'][:160]}"
-        for one in axe.run(page, context, options).response["violations"]
-        if one["impact"] in SERIOUS
-    ]
+def found(visits, key):
+    return {name: one[key] for name, one in visits.items() if one.get(key)}
 
 
 def test_no_console_error_and_no_request_to_another_host(visits):
-    assert {name: one["problems"] for name, one in visits.items() if one["problems"]} == {}
+    assert found(visits, "problems") == {}
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", "dark", "phone"])
 def test_no_serious_accessibility_violation(visits, scheme):
-    assert {name: one[scheme] for name, one in visits.items() if one[scheme]} == {}
+    assert found(visits, scheme) == {}
 
 
 def test_a_phone_shows_every_page_without_sideways_scrolling(visits):
@@ -98,22 +100,88 @@ def test_a_phone_shows_every_page_without_sideways_scrolling(visits):
     assert wide == {}
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_code_formula_or_table_is_cut(visits, width):
+    assert found(visits, f"cut at {width}") == {}
+
+
 def test_dark_pages_are_dark(visits):
     light = {n: one["background"] for n, one in visits.items() if max(one["background"]) > 63}
     assert light == {}
 
 
+def test_every_icon_is_drawn(visits):
+    wrong = {n: one["icons"] for n, one in visits.items() if one["icons"][0] < 5 or one["icons"][1]}
+    assert wrong == {}
+
+
+def test_a_page_fetches_what_its_weight_counts(visits, monkeypatch):
+    from bandpo.provenance import ROOT
+
+    monkeypatch.syspath_prepend(ROOT / "book" / "_ext")
+    from companion.weight import loads, weigh
+
+    status = BeautifulSoup((HTML / "book" / "status.html").read_text(), "html.parser")
+    stated = {
+        (HTML / "book" / row.a["href"]).resolve(): int(row("td")[-1].text)
+        for row in status.select("table.weights tbody tr")
+        if row.a["href"] != "#"
+    }
+    for name, one in visits.items():
+        assert one["fetched"] == loads(HTML / name), name
+        if name != "book/status.html":
+            total = weigh(HTML / name)["total"]
+            assert stated[(HTML / name).resolve()] == -(-total // 1024), name
+
+
+def blank(picture):
+    """Return whether a picture shows next to nothing: one color nearly everywhere."""
+    image = Image.open(io.BytesIO(picture)).convert("L")
+    histogram = image.histogram()
+    return max(histogram) > 0.995 * sum(histogram) or sum(map(bool, histogram)) < 8
+
+
+def test_no_figure_is_blank(visits):
+    assert sum(len(one["pictures"]) for one in visits.values()) > 20
+    assert {n for n, one in visits.items() if any(map(blank, one["pictures"]))} == set()
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_key_pages_are_not_blank(visitor, size, scheme):
+    for name in ("book/index.html", "book/explorer.html", "notebooks/02_band_operator.html"):
+        page = visitor.visit(name)
+        page.set_viewport_size(size)
+        if scheme == "dark":
+            dark(page)
+        picture = page.screenshot()
+        page.close()
+        histogram = Image.open(io.BytesIO(picture)).convert("L").histogram()
+        ground = max(range(256), key=histogram.__getitem__)
+        assert ground > 240 if scheme == "light" else ground < 64, name
+        assert 0.4 < histogram[ground] / sum(histogram) < 0.97, name
+
+
 def test_formulas_are_typeset(visitor):
-    page = visitor.visit(HTML / "book" / "notation.html")
+    page = visitor.visit("book/notation.html")
     assert page.locator("mjx-container").count() > 10
     assert page.locator("mjx-merror, [data-mjx-error]").count() == 0
     page.close()
 
 
 def test_search_finds_a_word_from_disk(visitor):
-    page = visitor.visit(HTML / "search.html")
+    page = visitor.visit("search.html")
     page.goto((HTML / "search.html").as_uri() + "?q=scalarization")
     page.wait_for_selector("#search-results li")
     assert "theory" in page.inner_html("#search-results")
     page.close()
     assert visitor.problems["search.html"] == []
+
+
+def test_the_search_box_of_a_page_leads_to_results(visitor):
+    page = visitor.visit("book/index.html")
+    page.keyboard.press("Control+k")
+    page.locator("#pst-search-dialog input[name=q]").fill("saturation")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#search-results li")
+    page.close()

@@ -8,6 +8,6 @@ from sphinx.application import Sphinx
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    for part in ("executed", "claims", "tables", "site"):
+    for part in ("executed", "claims", "tables", "chapters", "terms", "site", "weight"):
         app.setup_extension(f"companion.{part}")
     return {"parallel_read_safe": True, "parallel_write_safe": True}

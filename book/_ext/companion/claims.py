@@ -55,24 +55,30 @@ class Evidence:
 
 
 @cache
-def read_evidence(root: Path) -> tuple[dict[str, Evidence], str | None]:
-    """Return label -> evidence, and what is wrong with the file (None, missing or stale)."""
+def read_results(root: Path) -> tuple[dict[str, dict[str, Any]], str | None]:
+    """Return test -> result, and what is wrong with the file (None, missing or stale)."""
     try:
         claims = json.loads((root / "build" / "claims.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}, "missing"
-    if claims["digest"] != claims_digest(root):
-        return {}, "stale"
+    return ({}, "stale") if claims["digest"] != claims_digest(root) else (claims["tests"], None)
+
+
+@cache
+def read_evidence(root: Path) -> tuple[dict[str, Evidence], str | None]:
+    """Return label -> evidence, and what is wrong with the file of results."""
+    results, fault = read_results(root)
     labels: dict[str, dict[str, list[str]]] = {}
-    for node, result in claims["tests"].items():
+    for node, result in results.items():
         for label in result["claims"]:
             function = node.partition("[")[0]
             labels.setdefault(label, {}).setdefault(function, []).append(result["outcome"])
-    return {label: Evidence(tests) for label, tests in labels.items()}, None
+    return {label: Evidence(tests) for label, tests in labels.items()}, fault
 
 
 def load(app: Sphinx) -> None:
     """Read the results once a build (``builder-inited``)."""
+    read_results.cache_clear()
     read_evidence.cache_clear()
     _, fault = read_evidence(Path(app.srcdir))
     if fault is not None:

@@ -1,7 +1,8 @@
-"""What makes the site whole by itself: local MathJax, no script twice, links to this commit."""
+"""What makes the site whole by itself: local MathJax, needed scripts only, links to this commit."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from importlib.metadata import files
 from importlib.metadata import version as installed
@@ -11,6 +12,7 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.config import Config
+from sphinx.util.docutils import SphinxDirective
 
 import bandpo
 from bandpo.provenance import commit
@@ -18,13 +20,36 @@ from bandpo.provenance import commit
 _MATHJAX = "tex-svg-full.js"
 
 
+class PinnedCode(SphinxDirective):
+    """A block of code in which REPOSITORY and COMMIT stand for those of this build."""
+
+    required_arguments = 1
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        text = "\n".join(self.content)
+        text = text.replace("REPOSITORY", self.config.companion_repository)
+        text = text.replace("COMMIT", self.config.companion_revision)
+        return [nodes.literal_block(text, text, language=self.arguments[0])]
+
+
+def repository(configured: str) -> str:
+    """Return the address of the repository: on GitHub Actions its own, so that a fork's book is
+    the fork's; elsewhere the configured one."""
+    name = os.environ.get("GITHUB_REPOSITORY")
+    server = os.environ.get("GITHUB_SERVER_URL", "https://github.com")
+    return f"{server}/{name}" if name else configured.rstrip("/")
+
+
 def pin_links(app: Sphinx, config: Config) -> None:
     """Point links to sources at the commit of this build, and name it in the footer."""
     options = config.html_theme_options
-    url = options["repository_url"].rstrip("/")
+    url = options["repository_url"] = repository(options["repository_url"])
     head = commit(Path(app.srcdir))
     revision = head["commit"] or "main"
     options["repository_branch"] = revision
+    config.companion_repository = url
+    config.companion_revision = revision
     config.companion_source_url = f"{url}/blob/{revision}"
     state = " with uncommitted changes" if head["dirty"] else ""
     options["extra_footer"] = (
@@ -33,16 +58,18 @@ def pin_links(app: Sphinx, config: Config) -> None:
     )
 
 
-def drop_repeated_scripts(
+def drop_thebe(
     app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None
 ) -> None:
-    """Keep the first of equal scripts: sphinx-thebe is loaded twice and would throw."""
-    kept: dict[tuple[str, str], Any] = {}
-    for script in context.get("script_files", []):
-        attributes = getattr(script, "attributes", {})
-        name = str(getattr(script, "filename", script) or "")
-        kept.setdefault((name, attributes.get("body", "")), script)
-    context["script_files"] = list(kept.values())
+    """Take out sphinx-thebe, which Jupyter Book always adds: no page runs code in the browser, and
+    its script, added twice, would throw."""
+    for kind in ("script_files", "css_files"):
+        context[kind] = [one for one in context.get(kind, []) if not _is_thebe(one)]
+
+
+def _is_thebe(asset: Any) -> bool:
+    body = getattr(asset, "attributes", {}).get("body") or ""
+    return "thebe" in f"{getattr(asset, 'filename', asset)} {body}".lower()
 
 
 def mend_roles(
@@ -73,10 +100,13 @@ def setup(app: Sphinx) -> dict[str, Any]:
             f"jupyter-book {installed('jupyter-book')} does not read _config.yml: "
             "install the version that requirements.lock names"
         )
-    app.add_config_value("companion_source_url", "", "env")
+    for name in ("repository", "revision", "source_url"):
+        app.add_config_value(f"companion_{name}", "", "env")
+    app.add_directive("pinned-code", PinnedCode)
+    app.config.templates_path.append(str(Path(__file__).parent / "templates"))
     app.config.mathjax_path = f"mathjax/{_MATHJAX}"
     app.connect("config-inited", pin_links)
-    app.connect("html-page-context", drop_repeated_scripts, priority=900)
+    app.connect("html-page-context", drop_thebe, priority=900)
     app.connect("html-page-context", mend_roles)
     app.connect("build-finished", copy_mathjax)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

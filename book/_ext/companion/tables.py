@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import yaml
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
@@ -31,25 +32,24 @@ class GeneratedTable(SphinxDirective):
 
 
 class StatusTable(GeneratedTable):
-    """Every notebook of the profile: runs, seconds, when, from which commit."""
+    """Every notebook of the profile: parameters, runs, seconds, when, from which commit."""
 
-    header = ("notebook", "runs", "seconds", "date (UTC)", "commit")
+    header = ("notebook", "parameters given", "runs", "seconds", "date (UTC)", "commit")
 
     def rows(self) -> list[tuple[str, ...]]:
         project = Project(self.config.companion_profile, Path(self.env.srcdir))
         return [self._row(project, stem) for stem in project.sections]
 
     def _row(self, project: Project, stem: str) -> tuple[str, ...]:
-        copies = [job.copy for job in project.jobs(stem)]
-        stamps = [stamp for copy in copies if (stamp := _stamp(copy)) is not None]
+        made, all_runs = stamps(project, stem), len(project.jobs(stem))
         link = "{doc}`/notebooks/" + stem + "`"
-        if len(stamps) < len(copies):
-            return (link, f"{len(stamps)} of {len(copies)}", "", "", "")
-        last = max(stamps, key=lambda stamp: str(stamp["date"]))
-        seconds = sum(stamp["seconds"] for stamp in stamps)
+        if len(made) < all_runs:
+            return (link, "", f"{len(made)} of {all_runs}", "", "", "")
+        last = max(made, key=lambda stamp: str(stamp["date"]))
+        seconds = sum(stamp["seconds"] for stamp in made)
         commit = (last["commit"] or "none")[:12] + ("+" if last["dirty"] else "")
         date = last["date"][:16].replace("T", " ")
-        return (link, str(len(copies)), f"{seconds:.0f}", date, f"`{commit}`")
+        return (link, _given(made), str(all_runs), f"{seconds:.0f}", date, f"`{commit}`")
 
 
 class VersionsTable(GeneratedTable):
@@ -125,6 +125,64 @@ class BoundsTable(GeneratedTable):
         ]
 
 
+class RecipesTable(GeneratedTable):
+    """Every folder of ``bandpo/recipes/`` with its files, linked at this commit."""
+
+    header = ("folder of `bandpo/recipes`", "model", "files")
+
+    def rows(self) -> list[tuple[str, ...]]:
+        root = Path(self.env.srcdir)
+        top = root / "bandpo" / "recipes"
+        folders = sorted({path.parent for path in top.rglob("*.yaml")})
+        return [self._row(root, top, folder) for folder in folders]
+
+    def _row(self, root: Path, top: Path, folder: Path) -> tuple[str, ...]:
+        files = sorted(folder.glob("*.yaml"))
+        contents = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in files]
+        models = {
+            one["model_name_or_path"]: None for one in contents if "model_name_or_path" in one
+        }
+        links = [
+            f"[{path.stem}]({self.config.companion_source_url}/{path.relative_to(root).as_posix()})"
+            for path in files
+        ]
+        name = folder.relative_to(top).as_posix()
+        return (f"`{name}`", "<br>".join(f"`{one}`" for one in models), ", ".join(links))
+
+
+class Citation(SphinxDirective):
+    """``CITATION.cff`` as BibTeX: this work, and the works that it asks to cite with it."""
+
+    def run(self) -> list[nodes.Node]:
+        path = Path(self.env.srcdir) / "CITATION.cff"
+        self.env.note_dependency(str(path))
+        cff = yaml.safe_load(path.read_text(encoding="utf-8"))
+        own = {**cff, "url": self.config.companion_repository, "key": "bandpo-companion"}
+        entries = [_bibtex(own), *map(_bibtex, cff["references"])]
+        text = "\n\n".join(entries)
+        return [nodes.literal_block(text, text, language="bibtex")]
+
+
+def _bibtex(work: dict[str, Any]) -> str:
+    """Return one work of a citation file as a BibTeX entry."""
+    names = [
+        f"{one['family-names']}, {one['given-names']}" if "family-names" in one
+        else "{" + one["name"] + "}"
+        for one in work["authors"]
+    ]  # fmt: skip
+    fields = {
+        "title": "{" + work["title"] + "}",
+        "author": " and ".join(names),
+        "year": work.get("year"),
+        "version": work.get("version"),
+        "url": work["url"],
+    }
+    first = str(work["authors"][0].get("family-names", "")).lower()
+    key = work.get("key") or f"{first}{work['year']}"
+    lines = [f"  {name} = {{{value}}}," for name, value in fields.items() if value]
+    return "\n".join(["@misc{" + key + ",", *lines, "}"])
+
+
 def _number(value: float) -> str:
     return r"$\infty$" if math.isinf(value) else f"{value + 0.0:.4g}"  # no -0
 
@@ -132,6 +190,33 @@ def _number(value: float) -> str:
 def _in_cell(formula: str) -> str:
     """LaTeX whose bars do not end a cell of a Markdown table."""
     return formula.replace("|", r"\vert ")
+
+
+def stamps(project: Project, stem: str) -> list[dict[str, Any]]:
+    """Return the stamps of a notebook's executed copies, of those that there are."""
+    found = (_stamp(job.copy) for job in project.jobs(stem))
+    return [stamp for stamp in found if stamp is not None]
+
+
+def _given(made: list[dict[str, Any]]) -> str:
+    """Return the parameters that were given, each with its values over all runs."""
+    values: dict[str, list[str]] = {}
+    for stamp in made:
+        for name in stamp["given"]:
+            seen = values.setdefault(name, [])
+            text = repr(stamp["parameters"][name]).replace("|", "/").replace("`", "'")
+            if text not in seen:
+                seen.append(text)
+    many = 4
+    return (
+        "<br>".join(
+            f"`{name}` = " + ", ".join(f"`{text}`" for text in texts)
+            if len(texts) <= many
+            else f"`{name}`: {len(texts)} values"
+            for name, texts in values.items()
+        )
+        or "defaults"
+    )
 
 
 def _stamp(copy: Path) -> dict[str, Any] | None:
@@ -147,4 +232,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("metrics-table", MetricsTable)
     app.add_directive("divergences-table", DivergencesTable)
     app.add_directive("bounds-table", BoundsTable)
+    app.add_directive("recipes-table", RecipesTable)
+    app.add_directive("citation", Citation)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
