@@ -1,6 +1,7 @@
 # make book       executes the notebooks and builds build/html
 # make test       everything that must hold: code, statements, notebooks, book
-# make reproduce  PROFILE=... : the notebooks of another profile
+# make reproduce  PROFILE=... : the notebooks of another profile; goes on where it was stopped
+# make record     PROFILE=... : the summary of its training runs, into book/results/measured/
 # make pdf        the whole book in one file, after make book: build/bandpo-companion.pdf
 # make clean      removes build/ (caches and runs too), keeps .venv
 
@@ -9,7 +10,7 @@ BIN := .venv/bin
 # One thread a process, processes side by side.
 TEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile
 
-.PHONY: book test reproduce pdf clean setup browser lint notebooks html
+.PHONY: book test reproduce record pdf clean setup browser lint notebooks html
 .NOTPARALLEL:
 
 book: setup notebooks
@@ -23,6 +24,9 @@ test: setup browser lint
 
 reproduce: setup
 	$(BIN)/python -m bandpo.run --profile $(PROFILE)
+
+record: setup
+	$(BIN)/python -m bandpo.summary build/runs/$(PROFILE) book/results/measured/$(PROFILE).json
 
 pdf: setup browser
 	$(BIN)/python tools/pdf.py
