@@ -107,14 +107,16 @@ def worst(name: str, size: Tensor, tolerance: float, **places: Tensor) -> Check:
     """The check whose error is the largest of ``size``, and the place of it."""
     size, *coordinates = torch.broadcast_tensors(size, *places.values())
     if not size.numel():
-        return finding(name, 0.0, tolerance, "nowhere")
+        return finding(name, 0.0, tolerance, "nothing to compare")
     flat = size.nan_to_num(nan=math.inf, posinf=math.inf).flatten()
     at = int(flat.argmax())
+    if flat[at] <= 0:
+        return finding(name, 0.0, tolerance, "no error anywhere")
     where = [
         f"{key} = {_shown(one.flatten()[at].item())}"
         for key, one in zip(places, coordinates, strict=True)
     ]
-    return finding(name, max(flat[at].item(), 0.0), tolerance, ", ".join(where))
+    return finding(name, flat[at].item(), tolerance, ", ".join(where))
 
 
 def _shown(x: float) -> str:

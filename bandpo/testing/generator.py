@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -111,7 +112,13 @@ def _convex(f: Callable[[Tensor], Tensor], radius: float) -> Check:
     weight = (u[2:] - u[1:-1]) / (u[2:] - u[:-2])
     above = middle - (weight * left + (1 - weight) * right)
     unit = torch.stack([left, middle, right]).abs().amax(0) + radius
-    return worst("convex", above / unit, 1e-9, u=u[1:-1])
+    size, u = above / unit, u[1:-1]
+    check = worst("convex", size, 1e-9, u=u)
+    if check.passed:
+        return check
+    first = u[size > check.tolerance].log().abs().argmin()
+    nearest = u[size > check.tolerance][first].item()
+    return replace(check, where=f"{check.where}; nearest to 1 at u = {nearest:.4g}")
 
 
 def _precision(f: Callable[[Tensor], Tensor], radius: float) -> Check:
