@@ -13,13 +13,6 @@ off.
 >>> grpo = partial(clipped_surrogate, rule=Fixed(0.2, 0.2))
 >>> gradient_weight(grpo, new, old, torch.tensor(1.0))
 tensor([1., 0.])
-
-References
-----------
-.. [1] P. Qi et al., "Rethinking the Trust Region in LLM Reinforcement Learning", 2026, arXiv
-   2602.04879.
-.. [2] M. Dwyer, A. Sobey and A. Chapman, "It's Not You, It's Clipping: A Soft Trust-Region via
-   Probability Smoothing for LLM RL", 2025, arXiv 2509.21282.
 """
 
 from __future__ import annotations
@@ -76,7 +69,7 @@ def dppo_surrogate(
     divergence: str | Divergence = "kl",
     threshold: float = 0.05,
 ) -> Tensor:
-    """Objective of DPPO [1]_ with a binary divergence: ``r A`` times a mask without gradient.
+    """Objective of DPPO with a binary divergence: ``r A`` times a mask without gradient.
 
     Parameters
     ----------
@@ -91,6 +84,11 @@ def dppo_surrogate(
     Returns
     -------
     Tensor, shape of `logp`
+
+    Notes
+    -----
+    P. Qi et al., "Rethinking the Trust Region in LLM Reinforcement Learning", 2026, arXiv
+    2602.04879.
     """
     new = logp.detach()
     outward = torch.where(advantages > 0, new > old_logp, new < old_logp)
@@ -101,7 +99,7 @@ def dppo_surrogate(
 def smoothed_surrogate(
     logp: Tensor, old_logp: Tensor, advantages: Tensor, alpha: float = 0.1
 ) -> Tensor:
-    """Objective of probability smoothing (PSPO) [2]_: the ratio of the mixture, and no clip.
+    """Objective of probability smoothing (PSPO): the ratio of the mixture, and no clip.
 
     Parameters
     ----------
@@ -119,6 +117,11 @@ def smoothed_surrogate(
     ------
     ValueError
         If `alpha` is out of its range.
+
+    Notes
+    -----
+    M. Dwyer, A. Sobey and A. Chapman, "It's Not You, It's Clipping: A Soft Trust-Region via
+    Probability Smoothing for LLM RL", 2025, arXiv 2509.21282.
     """
     if not 0 <= alpha < 1:
         raise ValueError(f"alpha must be in [0, 1), the old policy's share; got {alpha!r}")
