@@ -17,6 +17,7 @@ from docutils.utils import new_document
 from sphinx.application import Sphinx
 from sphinx.builders.html import StandaloneHTMLBuilder
 
+_DEFINITION = "<definition>"
 # Text in these is no prose, or is a link already.
 _LEFT_ALONE = (
     nodes.reference, nodes.literal, nodes.literal_block, nodes.math, nodes.math_block, nodes.title,
@@ -39,7 +40,7 @@ def glossary(app: Sphinx) -> dict[str, tuple[str, nodes.definition]]:
 
 def link_first_uses(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     """Turn the first use of each term into a link to the glossary (``doctree-resolved``)."""
-    if docname not in app.env.found_docs or docname == app.config.companion_glossary:
+    if doctree.get("source") == _DEFINITION or docname == app.config.companion_glossary:
         return
     page = app.builder.get_relative_uri(docname, app.config.companion_glossary)
     open_terms = {one: term for one, (term, _) in glossary(app).items()}
@@ -111,7 +112,7 @@ def add_definitions(
 
 
 def _render(builder: StandaloneHTMLBuilder, page: str, definition: nodes.definition) -> str:
-    document = new_document("<definition>")
+    document = new_document(_DEFINITION)
     document.settings.env = builder.env
     document += [child.deepcopy() for child in definition.children]
     builder.env.resolve_references(document, page, builder)
