@@ -2,6 +2,7 @@
 # make test       everything that must hold: code, statements, notebooks, book
 # make reproduce  PROFILE=... : the notebooks of another profile; goes on where it was stopped
 # make record     PROFILE=... : the summary of its training runs, into book/results/measured/
+# make notebook   NAME=... : a copy of notebook 11 for a divergence of your own
 # make pdf        the whole book in one file, after make book: build/bandpo-companion.pdf
 # make clean      removes build/ (caches and runs too), keeps .venv
 
@@ -10,7 +11,7 @@ BIN := .venv/bin
 # One thread a process, processes side by side.
 TEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile
 
-.PHONY: book test reproduce record pdf clean setup browser lint notebooks html
+.PHONY: book test reproduce record notebook pdf clean setup browser lint notebooks html
 .NOTPARALLEL:
 
 book: setup notebooks
@@ -27,6 +28,9 @@ reproduce: setup
 
 record: setup
 	$(BIN)/python -m bandpo.summary build/runs/$(PROFILE) book/results/measured/$(PROFILE).json
+
+notebook: setup
+	$(BIN)/python tools/notebook.py "$(NAME)"
 
 pdf: setup browser
 	$(BIN)/python tools/pdf.py
