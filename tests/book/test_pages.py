@@ -9,6 +9,7 @@ import pytest
 import yaml
 from bs4 import BeautifulSoup
 
+import bandpo
 from bandpo.provenance import ROOT, commit
 
 pytestmark = pytest.mark.book
@@ -41,6 +42,13 @@ def pages():
     }
     assert len(found) > 10
     return found
+
+
+@pytest.fixture(scope="module")
+def chapters():
+    """The pages of the contents: part -> names, such as book/theory/04_band."""
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
+    return {part["caption"]: [one["file"] for one in part["chapters"]] for part in toc["parts"]}
 
 
 def is_external(address):
@@ -117,20 +125,109 @@ def test_every_picture_has_a_text_in_its_place(pages):
     bare = [
         f"{name}: {image.get('src')}"
         for name, page in pages.items()
+        if name.startswith(("book/", "notebooks/"))
         for image in page.select("article img")
-        if not image.get("alt", "").strip() or image["alt"].startswith(("../_images", "_images"))
+        if len(image.get("alt", "")) < 40 or image["alt"].startswith(("../_images", "_images"))
     ]
     assert bare == []
 
 
-def test_every_figure_has_a_caption(pages):
-    bare = [
-        f"{name}: {image.get('src')}"
-        for name, page in pages.items()
-        for image in page.select("div.cell_output img")
-        if image.find_parent("figure") is None or not image.find_parent("figure").figcaption
-    ]
+def test_every_figure_has_a_number_and_a_caption_that_says_what_to_see(pages):
+    bare = []
+    for name, page in pages.items():
+        for image in page.select("div.cell_output img"):
+            figure = image.find_parent("figure")
+            caption = figure and figure.select_one("figcaption .caption-text")
+            if not caption or len(caption.text) < 40 or not figure.select_one(".caption-number"):
+                bare.append(f"{name}: {image.get('src')}")
     assert bare == []
+
+
+def test_every_page_opens_with_its_point(pages, chapters):
+    names = ["book/index", *itertools.chain.from_iterable(chapters.values())]
+    wrong = []
+    for name in names:
+        first = pages[f"{name}.html"].select_one("article h1").find_next_sibling()
+        if not first.get_text().startswith("The point."):
+            wrong.append(f"{name}: {first.get_text()[:60]}")
+    assert wrong == []
+
+
+def test_every_chapter_ends_with_what_to_remember(pages, chapters):
+    # A notebook has one section more: the asserts of what it says.
+    names = ["book/index", "book/run", *chapters["Theory"], *chapters["Notebooks"]]
+    titles = {
+        name: [h.find(string=True, recursive=False) for h in pages[f"{name}.html"].select("h2")]
+        for name in names
+    }
+    assert [n for n in names if "What to remember" not in titles[n][-2:]] == []
+
+
+def test_the_index_lists_every_chapter_with_its_command_and_minutes(pages, chapters):
+    rows = pages["book/index.html"].select(".chapters tbody tr")
+    links = [row.a["href"] for row in rows]
+    files = [*chapters["Theory"], *chapters["Notebooks"]]
+    stems = [Path(link).stem for link in links]
+    assert stems == [Path(file).name for file in files]
+    for row, file in zip(rows, files, strict=True):
+        shows, command, minutes = (cell.get_text() for cell in row("td")[1:])
+        assert len(shows) > 15, file
+        if file != "book/explorer":
+            assert command.startswith(("pytest tests/", "python -m bandpo.run ")), file
+            assert re.fullmatch(r"< 0\.1|\d+\.\d", minutes), file
+
+
+def test_the_status_page_is_whole(pages, chapters):
+    status = pages["book/status.html"]
+    text = status.select_one("article").get_text()
+    rows = {row("td")[0].get_text(): row("td") for row in status.select("tbody tr")}
+    for name in chapters["Notebooks"]:
+        title = pages[f"{name}.html"].select_one("article h1").find(string=True)
+        assert float(rows[title][3].get_text()) > 0, title
+    assert "torch" in rows
+    assert "machine" in rows
+    weights = status.select("table.weights tbody tr")
+    assert len(weights) == 1 + sum(map(len, chapters.values()))
+    assert "prop-mirror" in text
+    assert "<!-- weights -->" not in str(status)
+
+
+def test_the_reference_is_whole(pages):
+    page = pages["book/reference.html"]
+    titles = [h.find(string=True, recursive=False) for h in page.select("article h2")]
+    wanted = {"Operator", "Divergences", "Clip rules", "Trainer", "Recipes", "Metrics"}
+    assert wanted < set(titles)
+    recipes = {p.relative_to(ROOT).as_posix() for p in (ROOT / "bandpo/recipes").rglob("*.yaml")}
+    links = [link["href"] for link in page.select("a[href*='/bandpo/recipes/']")]
+    assert {link[link.index("bandpo/recipes/") :] for link in links} == recipes
+    cff = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    cited = page.select_one("#how-to-cite pre").get_text()
+    assert cited.count("@misc{") == 1 + len(cff["references"])
+    assert all(work["title"] in cited for work in [cff, *cff["references"]])
+    changes = [h.get_text() for h in pages["book/changelog.html"].select("article h2")]
+    assert any(title.startswith(bandpo.__version__) for title in changes)
+
+
+def test_the_footer_names_version_and_commit(pages):
+    for name, page in pages.items():
+        if name.startswith(("book/", "notebooks/")):
+            footer = page.select_one("footer.bd-footer-content").get_text()
+            assert f"bandpo {bandpo.__version__}" in footer, name
+            assert commit()["commit"][:12] in footer, name
+
+
+def test_every_notebook_opens_in_binder_and_colab_at_this_commit(pages, chapters):
+    revision = commit()["commit"]
+    for page in ("run", *chapters["Notebooks"]):
+        name = page if "/" in page else f"book/{page}"
+        links = [link["href"] for link in pages[f"{name}.html"].select("a[href]")]
+        for stem in chapters["Notebooks"] if page == "run" else [page]:
+            path = f"{stem}.ipynb"
+            assert (ROOT / path).is_file()
+            for host in ("mybinder.org/v2/gh/", "colab.research.google.com/github/"):
+                found = [a for a in links if host in a and unquote(a).endswith(path)]
+                assert found, f"{name}: {host} {path}"
+                assert all(revision in address for address in found), name
 
 
 def test_every_page_has_one_title_and_headings_in_order(pages):
@@ -163,9 +260,13 @@ def test_every_statement_shows_its_tests(pages):
     assert [box["id"] for box in boxes if box.select_one("p.claim-badge a") is None] == []
 
 
-def test_links_to_sources_are_pinned_to_the_commit(pages):
+def test_links_to_sources_are_pinned_to_the_commit(pages, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "book" / "_ext")
+    from companion.site import repository as published
+
     revision = commit()["commit"]
-    repository = yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]["url"]
+    configured = yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]["url"]
+    repository = published(configured)
     links = [
         link["href"]
         for page in pages.values()

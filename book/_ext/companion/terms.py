@@ -14,6 +14,7 @@ from typing import Any
 
 from docutils import nodes
 from docutils.utils import new_document
+from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.builders.html import StandaloneHTMLBuilder
 
@@ -115,6 +116,8 @@ def _render(builder: StandaloneHTMLBuilder, page: str, definition: nodes.definit
     document = new_document(_DEFINITION)
     document.settings.env = builder.env
     document += [child.deepcopy() for child in definition.children]
+    for reference in document.findall(pending_xref):
+        reference["refdoc"] = page  # where it stands now: addresses are relative
     builder.env.resolve_references(document, page, builder)
     return builder.render_partial(nodes.container("", *document.children))["fragment"]
 
