@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bandpo.intervals import Comparison, paired_comparison
+from bandpo.tasks import EMBEDDED_TASKS
 
 Floats = NDArray[np.float64]
 
@@ -81,8 +82,11 @@ class Summary:
 
     @property
     def tasks(self) -> list[str]:
-        """The tasks, in the order in which they appear."""
-        return list(dict.fromkeys(cell.task for cell in self.cells.values()))
+        """The tasks: embedded ones in the order of `bandpo.tasks`, then others by name."""
+        found = {cell.task for cell in self.cells.values()}
+        return [task for task in EMBEDDED_TASKS if task in found] + sorted(
+            found - {*EMBEDDED_TASKS}
+        )
 
     def of_task(self, task: str, variants: Iterable[str]) -> dict[str, Cell]:
         """Return variant -> cell for those of the given variants that the task has."""
