@@ -9,7 +9,7 @@ number of right samples of each problem, ``(problems,)``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -138,6 +138,30 @@ def sample_completions_vllm(
         ),
     )
     return [[completion.text for completion in output.outputs] for output in outputs]
+
+
+def right_answers(
+    texts: Sequence[Sequence[str]], answers: Sequence[str], reward: Callable[..., list[float]]
+) -> NDArray[np.bool_]:
+    """Mark which sampled completions are right.
+
+    Parameters
+    ----------
+    texts : sequence of sequence of str
+        As many completions of each problem, as :func:`sample_completions` returns them.
+    answers : sequence of str
+        Gold answer of each problem.
+    reward : callable
+        ``(completions, answers) -> rewards``, 1 for a right one: see
+        :func:`bandpo.rewards.make_reward`.
+
+    Returns
+    -------
+    ndarray of bool (problems, samples)
+    """
+    flat = [text for row in texts for text in row]
+    gold = [answer for row, answer in zip(texts, answers, strict=True) for _ in row]
+    return np.reshape(np.equal(reward(flat, gold), 1), (len(texts), -1))
 
 
 def mean_at_k(correct: ArrayLike, n: int | None = None) -> Floats:

@@ -17,6 +17,7 @@ from bandpo.evaluation import (
     best_at_k_bootstrap,
     mean_at_k,
     pass_at_k,
+    right_answers,
     sample_completions,
     sample_completions_vllm,
 )
@@ -27,6 +28,7 @@ from bandpo.intervals import (
     proportion_interval,
 )
 from bandpo.pretrain import character_tokenizer
+from bandpo.rewards import first_line_is, make_reward
 
 
 @given(st.integers(1, 300).flatmap(lambda n: st.tuples(*[st.integers(0, n)] * 2, st.just(n))))
@@ -236,6 +238,16 @@ def test_sampling_depends_on_its_seed_alone(random_model):
     assert draw(1) == first != draw(2)
     assert torch.equal(state, torch.get_rng_state())
     assert model.training
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0])
+def test_right_answers_keep_problem_and_sample(wrong):
+    texts = [[" 5\n", "6", "5 5"], ["7", "7\n8", "5"]]
+    right = right_answers(texts, ["5", "7"], make_reward(first_line_is, wrong))
+    assert right.tolist() == [[True, False, False], [True, True, False]]
+    assert mean_at_k(right).tolist() == pytest.approx([1 / 3, 2 / 3])
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        right_answers(texts, ["5"], make_reward(first_line_is, wrong))
 
 
 def test_messages_go_through_the_chat_template(random_model):
