@@ -156,7 +156,8 @@ def test_a_book_of_good_runs(root):
     source = status.select_one("dl.tests a[href*=github]")["href"]
     assert source.endswith("/tests/test_x.py#L3")
     assert "2 of 2 passed" in status.text
-    assert [cell.text for cell in status.select("table")[0].select("td")][1] == "1"
+    cells = [cell.text for cell in status.select("table")[0].select("td")]
+    assert cells[1:3] == ["b = '`|x'", "1"]
 
     rows = page(root, "book/claims").select("tbody tr")
     assert [row.select_one("td").text for row in rows] == ["C1", "C2", "C3", "C4"]

@@ -42,7 +42,10 @@ class ChaptersTable(SphinxDirective):
             raise self.error(f"{sorted(unknown)} are no pages of {self.arguments[0]!r} in _toc.yml")
         lines = ["| chapter | shows | command | minutes |", "|---|---|---|---:|"]
         for page, stem in zip(pages, stems, strict=True):
-            command, seconds = self._repeat(root, page, stem)
+            try:
+                command, seconds = self._repeat(root, page, stem)
+            except ValueError as error:
+                raise self.error(f"{page}: {error}") from None
             what = shows[stem] if stem in shows else point(root, page)
             cells = ("{doc}`/" + page + "`", what, command, minutes(seconds))
             lines.append("| " + " | ".join(cells) + " |")

@@ -29,6 +29,7 @@ STATUSES = (
     "checked numerically",
     "reproduced at small scale",
     "contradicted",
+    "contradicted at small scale",
     "not run here",
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from sphinx.util.docutils import SphinxDirective
 from bandpo.profiles import Project
 from bandpo.provenance import machine, versions
 from companion.executed import machine_text
+
+_MANY_VALUES = 4
 
 
 class GeneratedTable(SphinxDirective):
@@ -204,19 +207,20 @@ def _given(made: list[dict[str, Any]]) -> str:
     for stamp in made:
         for name in stamp["given"]:
             seen = values.setdefault(name, [])
-            text = repr(stamp["parameters"][name]).replace("|", "/").replace("`", "'")
-            if text not in seen:
+            if (text := repr(stamp["parameters"][name])) not in seen:
                 seen.append(text)
-    many = 4
-    return (
-        "<br>".join(
-            f"`{name}` = " + ", ".join(f"`{text}`" for text in texts)
-            if len(texts) <= many
-            else f"`{name}`: {len(texts)} values"
-            for name, texts in values.items()
-        )
-        or "defaults"
-    )
+    lines = [
+        f"`{name}`: {len(seen)} values"
+        if len(seen) > _MANY_VALUES
+        else f"`{name}` = " + ", ".join(map(_plain, seen))
+        for name, seen in values.items()
+    ]
+    return "<br>".join(lines) or "defaults"
+
+
+def _plain(text: str) -> str:
+    """Markdown that shows a text as it is, inside a table."""
+    return re.sub(r"[^\w ,]", lambda found: f"&#{ord(found[0])};", text)
 
 
 def _stamp(copy: Path) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from sphinx.util.docutils import SphinxDirective
 
 logger = logging.getLogger(__name__)
 
-_PLACE = "<!-- weights -->"
+_PLACE = "<p>The table is on the page of the book, not on paper.</p>"
 _KINDS = {".html": "text", ".css": "styles", ".js": "scripts"}
 _COMPRESSED = (".html", ".css", ".js", ".svg")
 # One icon of the theme's bundle: name, width, height, other names, code point, path or paths.
