@@ -115,7 +115,8 @@ class BandPOConfig(GRPOConfig):
             check_adaptivity("band_adaptivity", self.band_adaptivity)
         self.rule()
         if self.uses_divergence:
-            check_divergence(self.band_divergence)  # a wrong f would train without a word
+            # a wrong f would train without a word
+            check_divergence(self.band_divergence, self.band_radius)
         if not 0 < self.tail_threshold < 1:
             raise ValueError(f"tail_threshold must lie in (0, 1); got {self.tail_threshold!r}")
         if self.loss_type not in LOSS_TYPES:
