@@ -1,6 +1,7 @@
 # make book       executes the notebooks and builds build/html
 # make test       everything that must hold: code, statements, notebooks, book
 # make reproduce  PROFILE=... : the notebooks of another profile; goes on where it was stopped
+# make gpu        on one GPU: the solvers' costs and the embedded tasks at a larger batch, recorded
 # make record     PROFILE=... : the summary of its training runs, into book/results/measured/
 # make notebook   NAME=... : a copy of notebook 11 for a divergence of your own
 # make pdf        the whole book in one file, after make book: build/bandpo-companion.pdf
@@ -11,7 +12,7 @@ BIN := .venv/bin
 # One thread a process, processes side by side.
 TEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile
 
-.PHONY: book test reproduce record notebook pdf clean setup browser lint notebooks html
+.PHONY: book test reproduce gpu record notebook pdf clean setup browser lint notebooks html
 .NOTPARALLEL:
 
 book: setup notebooks
@@ -25,6 +26,11 @@ test: setup browser lint
 
 reproduce: setup
 	$(BIN)/python -m bandpo.run --profile $(PROFILE)
+
+gpu: setup
+	$(BIN)/python tests/benchmarks/bench_operator.py --device cuda --compiled-size 10000000 \
+		--out book/results/measured/solver-cost-gpu.json
+	$(MAKE) reproduce record PROFILE=embedded-gpu
 
 record: setup
 	$(BIN)/python -m bandpo.summary build/runs/$(PROFILE) book/results/measured/$(PROFILE).json

@@ -1,10 +1,12 @@
-"""What a bound costs: nanoseconds of one core per token, all contenders in one run.
+"""What a bound costs: nanoseconds per token on one core or one GPU, all contenders in one run.
 
     python tests/benchmarks/bench_operator.py --out book/results/measured/solver-cost-cpu.json
+    python tests/benchmarks/bench_operator.py --device cuda --out FILE
 
-Times are CPU times of one thread, the least of several repetitions, so that other processes
-disturb them little; ratios within one run are what to compare. KL, radius 0.05, float32, and
-probabilities as a language model's: most near 1, with a tail.
+Times are the least of several repetitions: on a CPU the CPU time of one thread, so that other
+processes disturb them little; on a GPU the wall time until it is done. Ratios within one
+run are what to compare. KL, radius 0.05, float32, and probabilities as a language model's: most
+near 1, with a tail.
 """
 
 from __future__ import annotations
@@ -32,12 +34,12 @@ from bandpo.table import BandTable
 RADIUS = 0.05
 
 
-def sample_logp(n: int) -> Tensor:
+def sample_logp(n: int, device: str = "cpu") -> Tensor:
     """Log probabilities of sampled tokens: logits around 3, one in ten from a long tail."""
     generator = torch.Generator().manual_seed(0)
     body = torch.nn.functional.logsigmoid(3 + 3 * torch.randn(n, generator=generator))
     tail = -15 * torch.rand(n, generator=generator)
-    return torch.where(torch.rand(n, generator=generator) < 0.1, tail, body)
+    return torch.where(torch.rand(n, generator=generator) < 0.1, tail, body).to(device)
 
 
 def bisection(logp: Tensor, steps: int = 50) -> tuple[Tensor, Tensor]:
@@ -73,10 +75,10 @@ def find_root(logp: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 def contenders(logp: Tensor) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...], bool]]:
     """Name -> function, arguments, whether to measure it compiled too."""
-    advantages = torch.randn(logp.shape, generator=torch.Generator().manual_seed(1))
+    advantages = torch.randn(logp.shape, generator=torch.Generator().manual_seed(1)).to(logp)
     logq = logp - 0.1
-    table = BandTable.build("kl", RADIUS)
-    return {
+    table = BandTable.build("kl", RADIUS).to(logp.device)
+    functions: dict[str, tuple[Callable[..., Any], tuple[Any, ...], bool]] = {
         "copy": (lambda x: x.clone(), (logp,), False),
         "exp and clamp": (lambda x: x.exp().clamp(0.8, 1.28), (logp,), True),
         "membership": (lambda x, y: inside_band(x, y).float(), (logp, logq), True),
@@ -87,8 +89,10 @@ def contenders(logp: Tensor) -> dict[str, tuple[Callable[..., Any], tuple[Any, .
         "closed form (tv), both sides": (lambda x: log_band(x, "tv"), (logp,), False),
         "generic, both sides": (lambda x: log_band(x, method="generic"), (logp,), False),
         "bisection, 50 steps, both sides": (bisection, (logp,), False),
-        "SciPy find_root, both sides": (find_root, (logp,), False),
     }
+    if logp.device.type == "cpu":
+        functions["SciPy find_root, both sides"] = (find_root, (logp,), False)
+    return functions
 
 
 class PeakMemory(TorchDispatchMode):
@@ -123,25 +127,36 @@ class PeakMemory(TorchDispatchMode):
         weakref.finalize(storage, freed)
 
 
+def clock(device: torch.device) -> float:
+    """Seconds: this thread's on a CPU, the wall's after all that a GPU has to do."""
+    if device.type == "cpu":
+        return time.thread_time()
+    torch.accelerator.synchronize(device)
+    return time.perf_counter()
+
+
 def seconds(function: Callable[..., Any], arguments: tuple[Any, ...], budget: float) -> float:
-    """Least CPU time of this thread over repetitions, after one that warms up."""
+    """Least time over repetitions, after one that warms up: of this thread, or of the GPU."""
+    device = arguments[0].device
     function(*arguments)
     best, spent = math.inf, 0.0
     for repetition in range(50):
-        start = time.thread_time()
+        start = clock(device)
         function(*arguments)
-        best = min(best, took := time.thread_time() - start)
+        best = min(best, took := clock(device) - start)
         spent += took
         if spent > budget and (repetition >= 2 or spent > 20 * budget):
             break
     return best
 
 
-def measure(sizes: list[int], compiled_size: int, budget: float) -> dict[str, Any]:
+def measure(
+    sizes: list[int], compiled_size: int, budget: float, device: str = "cpu"
+) -> dict[str, Any]:
     """Nanoseconds per token of every contender at every size."""
     times: dict[str, dict[str, float]] = {}
     for n in sizes:
-        logp = sample_logp(n)
+        logp = sample_logp(n, device)
         for name, (function, arguments, compile_too) in contenders(logp).items():
             if name.startswith("SciPy") and n > 100_000:
                 continue
@@ -171,12 +186,14 @@ def ratios(times: dict[str, dict[str, float]], size: int) -> dict[str, float]:
         "table one side / exp and clamp, compiled": at("table, one side, compiled") / cheap,
         "Newton one side / exp and clamp, compiled": at("Newton, one side, compiled") / cheap,
         "Newton both sides / copy, eager": at("Newton, both sides") / at("copy"),
+        "Newton one side, compiled / copy": at("Newton, one side, compiled") / at("copy"),
+        "membership, compiled / copy": at("membership, compiled") / at("copy"),
     }
 
 
-def temporaries(n: int) -> float:
+def temporaries(n: int, device: str = "cpu") -> float:
     """Peak memory of a two-sided eager call, in tensors of the input's size, results included."""
-    logp = sample_logp(n)
+    logp = sample_logp(n, device)
     with PeakMemory() as memory:
         log_band(logp)
     return memory.peak / (logp.numel() * logp.element_size())
@@ -194,28 +211,39 @@ def main() -> None:
     """Measure, print, and write JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--sizes", type=int, nargs="+", default=[10**4, 10**5, 10**6, 10**7])
     parser.add_argument("--compiled-size", type=int, default=10**6)
     parser.add_argument("--budget", type=float, default=1.0, help="seconds per contender and size")
     arguments = parser.parse_args()
     if arguments.compiled_size not in arguments.sizes:
         parser.error(f"--compiled-size {arguments.compiled_size} must be one of --sizes")
+    on_cpu = arguments.device == "cpu"
+    if not on_cpu and not torch.cuda.is_available():
+        parser.error(
+            f"--device {arguments.device}: no GPU is here; leave it out to measure the CPU"
+        )
     torch.set_num_threads(1)
-    times = measure(arguments.sizes, arguments.compiled_size, arguments.budget)
+    times = measure(arguments.sizes, arguments.compiled_size, arguments.budget, arguments.device)
+    machine = {
+        "cpu": cpu_name(),
+        "threads": 1,
+        "torch": torch.__version__,
+        "vector": torch.backends.cpu.get_cpu_capability(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+    if not on_cpu:
+        machine["device"] = torch.cuda.get_device_name(arguments.device)
+    where = "CPU nanoseconds per token, one thread" if on_cpu else "nanoseconds per token, one GPU"
     result = {
-        "what": "CPU nanoseconds per token, one thread, KL, radius 0.05, float32",
-        "command": "python tests/benchmarks/bench_operator.py",
-        "machine": {
-            "cpu": cpu_name(),
-            "threads": 1,
-            "torch": torch.__version__,
-            "vector": torch.backends.cpu.get_cpu_capability(),
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        },
+        "what": f"{where}, KL, radius 0.05, float32",
+        "command": "python tests/benchmarks/bench_operator.py"
+        + ("" if on_cpu else f" --device {arguments.device}"),
+        "machine": machine,
         "nanoseconds_per_token": times,
         "ratios": ratios(times, arguments.compiled_size),
         "ratios_at": arguments.compiled_size,
-        "peak_tensors_two_sided_eager": temporaries(10**6),
+        "peak_tensors_two_sided_eager": temporaries(10**6, arguments.device),
     }
     print(json.dumps(result["ratios"], indent=2), result["peak_tensors_two_sided_eager"])
     if arguments.out:
