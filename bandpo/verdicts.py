@@ -2,7 +2,7 @@
 
 A claim is put as *parts*: differences between cells, seed by seed, each above zero where the claim
 holds. It is reproduced if every part's interval lies above zero, contradicted if one lies below,
-and not settled otherwise, or with fewer than five seeds. Intervals hold at 95 % for all parts of a
+and not settled otherwise, or with fewer than eight seeds. Intervals hold at 95 % for all parts of a
 claim together (Bonferroni), so that a claim of many parts is not contradicted by chance.
 
 All of this is at small scale: it says how the claim fares on the models at hand, and leaves open
@@ -27,7 +27,8 @@ REPRODUCED = "reproduced at small scale"
 CONTRADICTED = "contradicted at small scale"
 OPEN = "not settled at small scale"
 
-MIN_SEEDS = 5
+MIN_SEEDS = 8
+"""With fewer, no exact test of a claim of four parts could reach 0.05."""
 SIMILAR = 1.5
 """Two clip rates are about the same within this factor (C18)."""
 FAR_LESS = 0.5
