@@ -29,6 +29,7 @@ _ICON = re.compile(
     r'"?([a-z0-9-]+)"?:\[\d+,\d+,\[([^\]]*)\],"[0-9a-f]+",(?:"[^"]*"|\["[^"]*","[^"]*"\])\],?'
 )
 _MANY_ICONS = 1000
+_FONT = "_static/vendor/fontawesome/webfonts/fa-solid-900.woff2"
 _IMPORT = re.compile(r"""@import\s+(?:url\()?["']?([^"')\s;]+)""")
 
 
@@ -52,7 +53,9 @@ def loads(page: Path) -> set[Path]:
         if style.suffix == ".css"
         for name in _IMPORT.findall(style.read_text(encoding="utf-8"))
     ]
-    return {page, *(path.resolve() for path in [*paths, *imported])}
+    # The style sheets may ask for the icon font as well, before the icons are drawn.
+    fonts = [found for root in page.parents if (found := root / _FONT).is_file()]
+    return {page, *(path.resolve() for path in [*paths, *imported, *fonts])}
 
 
 def weigh(page: Path) -> dict[str, int]:
@@ -140,7 +143,7 @@ def _table(app: Sphinx, rows: list[tuple[str, dict[str, int]]], page: str) -> st
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    app.add_config_value("companion_bound_kib", 1280, "")
+    app.add_config_value("companion_bound_kib", 1440, "")
     app.add_directive("page-weights", PageWeights)
     app.connect("build-finished", finish, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
