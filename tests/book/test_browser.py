@@ -28,7 +28,8 @@ ICONS = """() => [
 ]"""
 # What no scrolling brings into sight: beyond the window, or hidden by the box around it.
 CUT = """() => [...document.querySelectorAll('article *')]
-  .filter((one) => one.getClientRects().length && !one.closest('svg *, mjx-assistive-mml, .headerlink'))
+  .filter((one) => one.getClientRects().length)
+  .filter((one) => !one.closest('svg *, mjx-assistive-mml, .headerlink'))
   .filter((one) => {
     const right = one.getBoundingClientRect().right;
     for (let box = one; box.localName !== 'article'; box = box.parentElement) {
