@@ -7,8 +7,8 @@ token is the given one, raised or lowered in proportion to its place in that ord
     \delta_t = \delta\,(1 + \kappa\,\rho_t), \qquad
     \rho_t = \frac{\#\{s : x_s < x_t\} - \#\{s : x_s > x_t\}}{n}
 
-``kappa`` is the adaptivity. The ranks ``rho_t`` lie in (-1, 1) and add up to 0, so the mean radius is
-``delta`` whatever the signal, and equal signals give every token ``delta``.
+``kappa`` is the adaptivity. The ranks ``rho_t`` lie in (-1, 1) and add up to 0, so the mean
+radius is ``delta`` whatever the signal, and equal signals give every token ``delta``.
 """
 
 from __future__ import annotations
