@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -219,8 +218,9 @@ def _given(made: list[dict[str, Any]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Markdown that shows a text as it is, inside a table."""
-    return re.sub(r"[^\w ,]", lambda found: f"&#{ord(found[0])};", text)
+    """Return Markdown code that shows a text as it is, inside a table."""
+    marks = "``" if "`" in text else "`"
+    return f"{marks}{text}{marks}".replace("|", r"\|")
 
 
 def _stamp(copy: Path) -> dict[str, Any] | None:
