@@ -58,18 +58,23 @@ def pin_links(app: Sphinx, config: Config) -> None:
     )
 
 
-def drop_thebe(
+def needed_assets(
     app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None
 ) -> None:
-    """Take out sphinx-thebe, which Jupyter Book always adds: no page runs code in the browser, and
-    its script, added twice, would throw."""
+    """Take out what a page asks for twice, and sphinx-thebe, which Jupyter Book always adds: no
+    page runs code in the browser."""
     for kind in ("script_files", "css_files"):
-        context[kind] = [one for one in context.get(kind, []) if not _is_thebe(one)]
+        once = {_identity(one): one for one in context.get(kind, []) if not _is_thebe(one)}
+        context[kind] = list(once.values())
+
+
+def _identity(asset: Any) -> str:
+    body = getattr(asset, "attributes", {}).get("body") or ""
+    return f"{getattr(asset, 'filename', asset) or ''} {body}"
 
 
 def _is_thebe(asset: Any) -> bool:
-    body = getattr(asset, "attributes", {}).get("body") or ""
-    return "thebe" in f"{getattr(asset, 'filename', asset)} {body}".lower()
+    return "thebe" in _identity(asset).lower()
 
 
 def mend_roles(
@@ -106,7 +111,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.config.templates_path.append(str(Path(__file__).parent / "templates"))
     app.config.mathjax_path = f"mathjax/{_MATHJAX}"
     app.connect("config-inited", pin_links)
-    app.connect("html-page-context", drop_thebe, priority=900)
+    app.connect("html-page-context", needed_assets, priority=900)
     app.connect("html-page-context", mend_roles)
     app.connect("build-finished", copy_mathjax)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
