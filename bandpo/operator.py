@@ -275,7 +275,7 @@ def limits(divergence: str | Divergence = "kl", radius: float = 0.05) -> dict[st
     lower, _ = log_band(torch.zeros(1, dtype=torch.float64), divergence, radius)
     return {
         "lower_at_one": math.exp(lower.item()),
-        "room_at_zero": abs(math.expm1(lower.item())),
+        "room_at_zero": 0.0 - math.expm1(lower.item()),
     }
 
 

@@ -37,7 +37,15 @@ def batch(seed: int = 0) -> dict[str, torch.Tensor]:
     advantages[2] = 0
     mask = torch.rand(shape, generator=generator) < 0.8
     bound = Band("kl", 0.05, 10.0).log_bound(old, (advantages > 0).expand(shape)).exp()
-    return {"logps": new, "old_logps": old, "advantages": advantages, "mask": mask, "bound": bound}
+    radius = 0.05 * (1 + 0.5 * torch.rand(shape, dtype=torch.float64, generator=generator))
+    return {
+        "logps": new,
+        "old_logps": old,
+        "advantages": advantages,
+        "mask": mask,
+        "bound": bound,
+        "radius": radius,
+    }
 
 
 def by_definition(tokens: dict[str, torch.Tensor]) -> dict[str, float]:
@@ -46,8 +54,9 @@ def by_definition(tokens: dict[str, torch.Tensor]) -> dict[str, float]:
     advantages = tokens["advantages"].expand_as(tokens["mask"])
     for index in zip(*np.nonzero(tokens["mask"].numpy()), strict=True):
         p, q = math.exp(tokens["old_logps"][index]), math.exp(tokens["logps"][index])
-        rows.append((p, q, q / p, float(advantages[index]), float(tokens["bound"][index])))
-    p, q, r, a, b = np.array(rows).T
+        bound, radius = float(tokens["bound"][index]), float(tokens["radius"][index])
+        rows.append((p, q, q / p, float(advantages[index]), bound, radius))
+    p, q, r, a, b, delta = np.array(rows).T
     high, low = (a > 0) & (r > b), (a < 0) & (r < b)
     tail = p < TAU
     return {
@@ -61,6 +70,8 @@ def by_definition(tokens: dict[str, torch.Tensor]) -> dict[str, float]:
         "band/upper_mean": np.mean(b[a > 0]),
         "band/lower_mean": np.mean(b[a < 0]),
         "band/at_cap": np.mean(b[a > 0] >= 10 - 1e-9),
+        "band/radius_mean": np.mean(delta),
+        "band/tail_radius": np.mean(delta[tail]),
         "band/mass_moved": np.mean(np.abs(q - p)),
         "band/kl_old_new": np.mean(r - 1 - np.log(r)),
     }
