@@ -204,7 +204,14 @@ class AdaptiveBand(ClipRule):
         -------
         Tensor, shape and dtype of `signal`
             Over the batch, the mean is `radius`.
+
+        Raises
+        ------
+        ValueError
+            If a signal of the batch is NaN: it has no place in an order.
         """
+        if batch.isnan().any():
+            raise ValueError("batch must hold the signals of tokens that count; one of them is NaN")
         return self.radius * (1 + self.adaptivity * centered_ranks(signal, batch))
 
     def with_radius(self, radius: Tensor) -> Band:

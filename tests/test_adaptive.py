@@ -110,6 +110,16 @@ def test_rules_that_choose_no_radius_ignore_it() -> None:
     assert make_rule("adaptive_band", signal="entropy").with_radius(radius).radius is radius
 
 
+def test_a_signal_that_is_no_number_has_no_place_in_the_order() -> None:
+    rule = AdaptiveBand("kl", 0.05, adaptivity=0.8)
+    signal = torch.tensor([1.0, math.nan, 2.0, 3.0])
+    with pytest.raises(ValueError, match="one of them is NaN"):
+        rule.radii(signal, signal)
+    # padding may hold anything, as long as the batch is that of the tokens that count
+    counted = signal[~signal.isnan()]
+    assert rule.radii(signal, counted)[~signal.isnan()].mean() == pytest.approx(0.05)
+
+
 def test_an_empty_batch_has_no_radii() -> None:
     empty = torch.zeros(0, 4, dtype=torch.float64)
     assert AdaptiveBand().radii(empty, empty).shape == (0, 4)
