@@ -204,7 +204,7 @@ def test_an_interrupted_run_ends_its_children_and_keeps_what_was_finished(tmp_pa
     children = psutil.Process(runner.pid).children(recursive=True)
     assert len(children) >= 2, "papermill and its kernel"
     runner.send_signal(number)
-    _, err = runner.communicate(timeout=30)
+    _, err = runner.communicate(timeout=120)
     assert runner.returncode == 130
     assert err == "interrupted; the same command goes on from what is finished\n"
     # A zombie has ended: it only waits for the machine's first process to take note.
