@@ -13,7 +13,6 @@ radius is ``delta`` whatever the signal, and equal signals give every token ``de
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from bandpo.divergences import Divergence
+from bandpo.import_path import load
 from bandpo.rules import Band, ClipRule
 
 __all__ = [
@@ -79,16 +79,12 @@ def get_signal(spec: str | Signal) -> Signal:
         raise TypeError(f"signal must be a name or a function, got {spec!r}")
     if spec in SIGNALS:
         return SIGNALS[spec]
-    module, colon, name = spec.partition(":")
-    if not colon:
+    if ":" not in spec:
         raise ValueError(
             f"unknown signal {spec!r}; known are {', '.join(SIGNALS)} and an import path "
             "'package.module:name'"
         )
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"signal {spec!r} cannot be imported: {error}") from error
+    found = load(spec, "signal")
     if not callable(found):
         raise TypeError(f"signal {spec!r} must name a function, got {found!r}")
     return found

@@ -13,7 +13,6 @@ References
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from bandpo import closed_forms
+from bandpo.import_path import load
 
 __all__ = ["Divergence", "alpha_divergence", "get_divergence", "list_divergences"]
 
@@ -191,18 +191,11 @@ def get_divergence(spec: str | Divergence) -> Divergence:
                 "as in 'alpha:0.5'"
             ) from None
     if colon:
-        return _from_import_path(spec, head, tail)
+        found = load(spec, "divergence")
+        if not isinstance(found, Divergence):
+            raise TypeError(f"divergence {spec!r} must name a Divergence, got {found!r}")
+        return found
     raise ValueError(
         f"unknown divergence {spec!r}; known are {', '.join(_BY_NAME)}, alpha:<number> "
         "and an import path 'package.module:Name'"
     )
-
-
-def _from_import_path(spec: str, module: str, name: str) -> Divergence:
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"divergence {spec!r} cannot be imported: {error}") from error
-    if not isinstance(found, Divergence):
-        raise TypeError(f"divergence {spec!r} must name a Divergence, got {found!r}")
-    return found
