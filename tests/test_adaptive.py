@@ -14,6 +14,7 @@ from bandpo.clipping import Band, Fixed, PerSide, clipped_surrogate, make_rule
 from bandpo.config import BandPOConfig
 from bandpo.divergences import list_divergences
 from bandpo.operator import band, log_band
+from bandpo.testing import check_divergence
 
 torch.set_num_threads(1)
 NOT_A_FUNCTION = 3
@@ -199,3 +200,6 @@ def test_radii_of_every_numeric_type(radius: float) -> None:
         assert torch.equal(bound, other)
     assert torch.equal(Band("kl", radius).log_bounds(logp)[0], expected[0])
     np.testing.assert_array_equal(band(0.3, "kl", radius), band(0.3, "kl", float(radius)))
+    assert check_divergence("kl", radius).radius == float(radius)
+    config = BandPOConfig("unused", use_cpu=True, bf16=False, band_radius=radius)
+    assert torch.equal(config.rule().log_bounds(logp)[0], expected[0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from bandpo.divergences import Divergence, get_divergence
@@ -118,10 +119,11 @@ def check_divergence(divergence: str | Divergence, radius: float = 0.05) -> Repo
     "divergence 'chi2' keeps its contract: 18 checks"
     """
     divergence = get_divergence(divergence)
-    if isinstance(radius, bool) or not isinstance(radius, int | float):
+    if isinstance(radius, bool) or not isinstance(radius, Real):
         raise TypeError(f"radius must be a number, got {radius!r}")
     if not 0 < 10 * radius < math.inf:
         raise ValueError(f"radius must be positive and finite, got {radius!r}")
+    radius = float(radius)
     checks = generator_checks(divergence, radius)
     if all(check.passed for check in checks if check.name in _NEEDED):
         checks += bound_checks(divergence, radius)
