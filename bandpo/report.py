@@ -18,6 +18,7 @@ from bandpo.cells import Cell, Summary
 from bandpo.intervals import Comparison, Interval, mean_interval
 from bandpo.outcomes import OUTCOMES
 from bandpo.plotting import INK
+from bandpo.verdicts import Verdict
 
 
 def estimate(values: ArrayLike) -> Interval:
@@ -83,6 +84,44 @@ def evidence(found: Comparison, more: str = "higher", spec: str = "+.3f", unit: 
         f"{span(found.difference, spec)}{unit}, {more} on {wins:g} of {found.pairs} seeds, "
         f"effect size {_number(found.effect_size, '+.1f')}"
     )
+
+
+def verdict_lines(
+    heading: str,
+    status: str,
+    of_task: Mapping[str, Verdict],
+    *,
+    of_what: str = "",
+    spec: str = "+.3f",
+    scale: float = 1.0,
+    unit: str = "",
+) -> list[str]:
+    """Write how a claim fares: a list item, and under it a sentence for each task.
+
+    Parameters
+    ----------
+    heading : str
+        The claim, and the grid where several are judged.
+    status : str
+        Over the tasks that count.
+    of_task : Mapping
+        Task -> Verdict.
+    of_what : str
+        The outcome, where the parts do not name it.
+    spec, scale, unit
+        As for :func:`span`, of the parts' differences.
+    """
+    lines = [f"* **{heading}: {status}.**"]
+    for task, verdict in of_task.items():
+        told = "; ".join(
+            f"{what} = {span(one, spec, scale)}{unit}" for what, one in verdict.parts.items()
+        )
+        subject = f", {of_what}" if of_what else ""
+        lines.append(
+            f"  On `{task}`, {verdict.seeds} seeds{subject}: {told or 'too few seeds'}. "
+            f"That is {verdict.status}."
+        )
+    return lines
 
 
 def adjust(p_values: Sequence[float]) -> NDArray[np.float64]:
