@@ -158,6 +158,29 @@ def new_logps(trainer: Any, inputs: dict[str, Any]) -> torch.Tensor:
     )[0]
 
 
+def matches_dense(
+    trainer: Any, inputs: dict[str, Any], bounds: Callable[..., Any], loss_type: str
+) -> tuple[float, dict[str, float], Any]:
+    """Assert the loss and every gradient of `dense`; return its loss and rates, and TRL's metrics.
+
+    Tokens are clipped on both sides, or nothing would be compared.
+    """
+    loss, gradients, metrics = loss_and_gradients(trainer, inputs)
+
+    trainer.model.zero_grad()
+    logps = new_logps(trainer, inputs)
+    expected, by_logp, rates = dense(logps.detach().double().numpy(), inputs, bounds, loss_type)
+    (logps * torch.tensor(by_logp, dtype=logps.dtype)).sum().backward()
+
+    assert loss.item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    for name, weight in trainer.model.named_parameters():
+        scale = weight.grad.abs().max().item()
+        torch.testing.assert_close(gradients[name], weight.grad, rtol=1e-4, atol=1e-5 * scale)
+    assert rates["high_mean"] > 0
+    assert rates["low_mean"] > 0
+    return expected, rates, metrics
+
+
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 @pytest.mark.parametrize(
     ("divergence", "bounds"),
@@ -169,21 +192,7 @@ def test_band_matches_an_independent_computation(
 ) -> None:
     trainer = make(BandPOTrainer, BandPOConfig, loss_type=loss_type, band_divergence=divergence)
     inputs = micro_batch(trainer)
-    loss, gradients, metrics = loss_and_gradients(trainer, inputs)
-
-    trainer.model.zero_grad()
-    logps = new_logps(trainer, inputs)
-    expected_loss, by_logp, rates = dense(
-        logps.detach().double().numpy(), inputs, bounds, loss_type
-    )
-    (logps * torch.tensor(by_logp, dtype=logps.dtype)).sum().backward()
-
-    assert loss.item() == pytest.approx(expected_loss, rel=1e-5, abs=1e-6)
-    for name, weight in trainer.model.named_parameters():
-        scale = weight.grad.abs().max().item()
-        torch.testing.assert_close(gradients[name], weight.grad, rtol=1e-4, atol=1e-5 * scale)
-    assert rates["high_mean"] > 0
-    assert rates["low_mean"] > 0
+    _, rates, metrics = matches_dense(trainer, inputs, bounds, loss_type)
     for name, rate in rates.items():
         assert metrics[f"clip_ratio/{name}"][0] == pytest.approx(rate, abs=1e-6), name
 
