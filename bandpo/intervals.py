@@ -1,8 +1,8 @@
 """Estimates with confidence intervals, over problems or seeds, and paired comparisons.
 
-Resampling is by scipy.stats and deterministic by seed. A figure with problems or seeds as its
-independent parts uses :func:`mean_interval`, a curve over few seeds
-:func:`interquartile_mean_interval`, two settings run on the same seeds :func:`paired_comparison`.
+A figure with problems or seeds as its independent parts uses :func:`mean_interval`, a curve over
+seeds :func:`interquartile_mean_interval`, two settings run on the same seeds
+:func:`paired_comparison`. Resampling is by scipy.stats and deterministic by seed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ class Interval:
 
 
 def mean_interval(
-    values: ArrayLike, *, confidence: float = 0.95, resamples: int = 9999, seed: int = 0
+    values: ArrayLike,
+    *,
+    confidence: float = 0.95,
+    within: tuple[float, float] = (-math.inf, math.inf),
 ) -> Interval:
-    """Mean of independent values (problems or seeds) with a bootstrap interval (BCa).
+    """Mean of independent values (problems or seeds) with Student's interval.
 
     Parameters
     ----------
@@ -38,24 +41,21 @@ def mean_interval(
         At least two, for example ``pass_at_k(...)``: samples of one problem are not independent
         evidence about the benchmark, problems are.
     confidence : float
-        Level of the interval.
-    resamples : int
-        Bootstrap resamples.
-    seed : int
-        Of the resampling.
+        Level of the interval: exact for normally distributed values, however few, and for any
+        others as their number grows. A bootstrap is not, for few values: its intervals are too
+        narrow.
+    within : (float, float)
+        What the mean can be, for example (0, 1) for a share. The interval is cut to it, which
+        leaves its level as it is.
 
     Returns
     -------
     Interval
     """
     x = _sample(values, "values")
-    if np.ptp(x) == 0:  # BCa is undefined, and every resample has the same mean
-        return Interval(float(x[0]), float(x[0]), float(x[0]))
-    found = stats.bootstrap(
-        (x,), np.mean, confidence_level=confidence, n_resamples=resamples, rng=seed
-    )
-    low, high = found.confidence_interval
-    return Interval(float(x.mean()), float(low), float(high))
+    mean = float(x.mean())
+    half = float(stats.t.ppf((1 + confidence) / 2, len(x) - 1) * stats.sem(x))
+    return Interval(mean, max(mean - half, within[0]), min(mean + half, within[1]))
 
 
 def proportion_interval(successes: int, n: int, *, confidence: float = 0.95) -> Interval:
@@ -93,8 +93,12 @@ def interquartile_mean_interval(
     strata : sequence of array_like (runs, ...)
         One array for each task or setting; runs (seeds) come first, further axes (steps) are kept
         and agree between strata. One stratum: ``[rewards]``.
-    confidence, resamples, seed
-        As for :func:`mean_interval`.
+    confidence : float
+        Level of the interval.
+    resamples : int
+        Bootstrap resamples.
+    seed : int
+        Of the resampling.
 
     Returns
     -------
@@ -168,8 +172,12 @@ def paired_comparison(
     ----------
     a, b : array_like (n,)
         Values of the same seeds or problems in the same order; at least two.
-    confidence, resamples, seed
-        As for :func:`mean_interval`.
+    confidence : float
+        Level of the interval of the difference, which is Student's.
+    resamples : int
+        Most sign flips to draw; all are taken if that is no more.
+    seed : int
+        Of the drawing.
 
     Returns
     -------
@@ -184,7 +192,7 @@ def paired_comparison(
         (d,), np.mean, permutation_type="samples", n_resamples=resamples, rng=seed
     )
     return Comparison(
-        difference=mean_interval(d, confidence=confidence, resamples=resamples, seed=seed),
+        difference=mean_interval(d, confidence=confidence),
         effect_size=_ratio(float(d.mean()), float(d.std(ddof=1))),
         wins=float((np.sign(d).mean() + 1) / 2),
         p_value=float(test.pvalue),

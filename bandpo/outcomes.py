@@ -8,6 +8,7 @@ over the later updates; they are pooled over tokens, every token with the same w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -27,6 +28,8 @@ FOUND = 0.5
 """A strategy is found once the model starts it with more than this probability."""
 WINDOWS = 20
 """Points of a curve."""
+SHARE = (0.0, 1.0)
+"""What a share can be."""
 
 
 class Outcome(NamedTuple):
@@ -39,11 +42,14 @@ class Outcome(NamedTuple):
     meaning : str
     measure : callable
         ``Run -> float``; NaN where the run has no such number.
+    within : (float, float)
+        What it can be.
     """
 
     title: str
     meaning: str
     measure: Callable[[Run], float]
+    within: tuple[float, float] = (0.0, math.inf)
 
 
 def last_step(run: Run) -> int:
@@ -132,15 +138,18 @@ OUTCOMES: dict[str, Outcome] = {
         "mean reward over training",
         "Mean of the reward over all batches: high for what learns early and stays.",
         lambda run: _mean(_series(run, "reward")[1]),
+        (-math.inf, math.inf),
     ),
     "accuracy_before": Outcome(
-        "held-out accuracy before", "mean@k of the base model.", _score("before", 1)
+        "held-out accuracy before", "mean@k of the base model.", _score("before", 1), SHARE
     ),
     "accuracy": Outcome(
-        "held-out accuracy at the end", "mean@k of the trained model.", _score("after", 1)
+        "held-out accuracy at the end", "mean@k of the trained model.", _score("after", 1), SHARE
     ),
-    "pass_before": Outcome("held-out pass@k before", "pass@k, k all samples.", _score("before")),
-    "pass": Outcome("held-out pass@k at the end", "pass@k, k all samples.", _score("after")),
+    "pass_before": Outcome(
+        "held-out pass@k before", "pass@k, k all samples.", _score("before"), SHARE
+    ),
+    "pass": Outcome("held-out pass@k at the end", "pass@k, k all samples.", _score("after"), SHARE),
     "fall": Outcome(
         "fall from the peak",
         f"Highest reward of {WINDOWS} windows of training less that of the last.",
@@ -156,35 +165,43 @@ OUTCOMES: dict[str, Outcome] = {
         "lowest P(rare) / P(rare) at first",
         "How far training drives the rare strategy out before it finds it; 1 for not at all.",
         _lowest_rare,
+        SHARE,
     ),
     "rare_final": Outcome(
         "P(rare) at the end",
         "Probability of the rare strategy, last step.",
         _final("rare_strategy"),
+        SHARE,
     ),
     "entropy_final": Outcome("entropy at the end", "Nats a token, last step.", _final("entropy")),
     "entropy_end": Outcome(
         "entropy, last quarter", "Nats a token, mean of the last quarter.", _end("entropy")
     ),
-    "clip_rate": Outcome("clipped, all tokens", "band/clip_rate.", _pooled("band/clip_rate")),
-    "clip_high": Outcome("clip-high", "band/clip_high.", _pooled("band/clip_high")),
-    "clip_low": Outcome("clip-low", "band/clip_low.", _pooled("band/clip_low")),
+    "clip_rate": Outcome(
+        "clipped, all tokens", "band/clip_rate.", _pooled("band/clip_rate"), SHARE
+    ),
+    "clip_high": Outcome("clip-high", "band/clip_high.", _pooled("band/clip_high"), SHARE),
+    "clip_low": Outcome("clip-low", "band/clip_low.", _pooled("band/clip_low"), SHARE),
     "tail_clip_high": Outcome(
-        "tail clip-high", "band/tail_clip_high.", _pooled("band/tail_clip_high")
+        "tail clip-high", "band/tail_clip_high.", _pooled("band/tail_clip_high"), SHARE
     ),
     "tail_clip_high_early": Outcome(
         "tail clip-high, early",
         "band/tail_clip_high in the first quarter of training.",
         lambda run: run.pooled("band/tail_clip_high", _early(run)),
+        SHARE,
     ),
     "tail_clip_high_share": Outcome(
         "tail clip-high, as published",
         "band/tail_clip_high_share: among clipped rare tokens, those clipped above.",
         _pooled("band/tail_clip_high_share"),
+        SHARE,
     ),
-    "tail_clip_low": Outcome("tail clip-low", "band/tail_clip_low.", _pooled("band/tail_clip_low")),
-    "tail_share": Outcome("rare tokens", "band/tail_share.", _pooled("band/tail_share")),
-    "at_cap": Outcome("upper bounds at the cap", "band/at_cap.", _pooled("band/at_cap")),
+    "tail_clip_low": Outcome(
+        "tail clip-low", "band/tail_clip_low.", _pooled("band/tail_clip_low"), SHARE
+    ),
+    "tail_share": Outcome("rare tokens", "band/tail_share.", _pooled("band/tail_share"), SHARE),
+    "at_cap": Outcome("upper bounds at the cap", "band/at_cap.", _pooled("band/at_cap"), SHARE),
     "kl_old_new": Outcome(
         "KL(old, new), nats a token", "band/kl_old_new.", _pooled("band/kl_old_new")
     ),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy import stats
 
 from bandpo.cells import Cell, Summary
@@ -21,20 +21,29 @@ from bandpo.plotting import INK
 from bandpo.verdicts import Verdict
 
 
-def estimate(values: ArrayLike) -> Interval:
-    """Return the mean of the finite values with its interval; with one value, that value alone.
+def level(cell: Cell, outcome: str) -> Interval | None:
+    """Return the mean of an outcome over the seeds of a cell, with its interval.
 
-    Raises
-    ------
-    ValueError
-        If no value is finite.
+    Parameters
+    ----------
+    cell : Cell
+    outcome : str
+        A name in ``OUTCOMES``.
+
+    Returns
+    -------
+    Interval or None
+        Of the seeds that have such a number; one seed stands alone, without a width. None if no
+        seed has it.
     """
-    x = np.asarray(values, dtype=float)
+    x = cell.outcomes.get(outcome, np.array([]))
     known = x[np.isfinite(x)]
     if not len(known):
-        raise ValueError(f"values must hold a finite number; got {x}")
-    alone = float(known[0])
-    return mean_interval(known) if len(known) > 1 else Interval(alone, alone, alone)
+        return None
+    if len(known) == 1:
+        alone = float(known[0])
+        return Interval(alone, alone, alone)
+    return mean_interval(known, within=OUTCOMES[outcome].within)
 
 
 def span(one: Interval, spec: str = ".3f", scale: float = 1.0) -> str:

@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from bandpo.cells import Cell
 from bandpo.intervals import Interval, paired_comparison
-from bandpo.report import adjust, comparison_rows, estimate, evidence, span, verb, verdict_lines
+from bandpo.report import adjust, comparison_rows, evidence, level, span, verb, verdict_lines
 from bandpo.verdicts import CONTRADICTED, OPEN, Verdict
 
 ABOVE, BELOW = Interval(0.02, 0.01, 0.03), Interval(-0.02, -0.03, -0.01)
@@ -43,11 +44,31 @@ def test_an_interval_in_words(one, how, text):
     assert span(one, **how) == text
 
 
-def test_estimates_leave_out_what_a_run_does_not_have():
-    assert estimate([0.5, math.nan]) == Interval(0.5, 0.5, 0.5)
-    assert estimate([0.25, math.nan, 0.75]).value == 0.5
-    with pytest.raises(ValueError, match="finite number"):
-        estimate([math.nan])
+def cell(**outcomes):
+    return Cell(
+        label="scratchpad-grpo",
+        config={"task": "scratchpad"},
+        seeds=(1, 2, 3),
+        outcomes={name: np.array(values) for name, values in outcomes.items()},
+        steps=np.array([]),
+        curves={},
+        ratios=np.zeros((0, 0), dtype=int),
+    )
+
+
+def test_a_level_leaves_out_what_a_run_does_not_have():
+    found = cell(
+        clip_rate=[0.0, 0.01, 0.05],
+        reward=[-1.0, 0.5, 0.5],
+        accuracy=[0.5, math.nan, math.nan],
+        entropy_end=[0.25, math.nan, 0.75],
+        rare_final=[math.nan] * 3,
+    )
+    assert level(found, "accuracy") == Interval(0.5, 0.5, 0.5)
+    assert level(found, "entropy_end").value == 0.5
+    assert level(found, "rare_final") is level(found, "tail_share") is None
+    assert level(found, "clip_rate").low == 0  # a share is not negative
+    assert level(found, "reward").low < -1.0  # a reward can be
 
 
 def test_the_evidence_of_a_comparison():
