@@ -103,6 +103,31 @@ def smollm2(cache_dir: str | Path = CACHE_DIR) -> Path:
     )
 
 
+def model_path(name: str, task: str) -> str:
+    """Return what ``from_pretrained`` loads for the name of a run's model.
+
+    Parameters
+    ----------
+    name : str
+        ``"base"`` for the task's base model, ``"smollm2"``, a hub id or a folder.
+    task : str
+        Name of the task; for ``"base"`` an embedded one.
+
+    Returns
+    -------
+    str
+        A folder, made where the cache lacks it, or the hub id itself.
+
+    Raises
+    ------
+    ValueError, ModuleNotFoundError
+        What :func:`base_model` and :func:`smollm2` raise.
+    """
+    if name == "base":
+        return str(base_model(task))
+    return str(smollm2()) if name == "smollm2" else name
+
+
 def measured(folder: str | Path) -> dict[str, Any]:
     """Read what :func:`base_model` measured on the held-out prompts of the model in ``folder``."""
     return json.loads((Path(folder) / MEASURED).read_text())

@@ -9,17 +9,24 @@ number of right samples of each problem, ``(problems,)``.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from bandpo.runs import FINISHED, write_json, write_text
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from bandpo.data import TaskData
+
 Prompt = str | list[dict[str, str]]
+Texts = Sequence[Sequence[str]]
 Floats = NDArray[np.float64]
 
 
@@ -141,7 +148,7 @@ def sample_completions_vllm(
 
 
 def right_answers(
-    texts: Sequence[Sequence[str]], answers: Sequence[str], reward: Callable[..., list[float]]
+    texts: Texts, answers: Sequence[str], reward: Callable[..., list[float]]
 ) -> NDArray[np.bool_]:
     """Mark which sampled completions are right.
 
@@ -162,6 +169,38 @@ def right_answers(
     flat = [text for row in texts for text in row]
     gold = [answer for row, answer in zip(texts, answers, strict=True) for _ in row]
     return np.reshape(np.equal(reward(flat, gold), 1), (len(texts), -1))
+
+
+def finish_run(
+    run_dir: str | Path, data: TaskData, before: Texts, after: Texts, **facts: Any
+) -> None:
+    """Write what a run's models answered to the held-out prompts, and with it that it is finished.
+
+    Parameters
+    ----------
+    run_dir : str or Path
+        Folder of the run.
+    data : TaskData
+        The task; its held-out prompts are the ones that were answered.
+    before, after : sequence of sequence of str
+        As many completions of each held-out prompt, of the base and of the trained model.
+    **facts
+        JSON values to be kept beside the counts of right answers: ``seconds`` of training,
+        ``resumed``.
+    """
+    (reward,) = data.reward_funcs
+    prompts, answers = data.eval["prompt"], data.eval["answer"]
+    right = {
+        f"right_{when}": right_answers(texts, answers, reward).sum(axis=1).tolist()
+        for when, texts in (("before", before), ("after", after))
+    }
+    rows = [
+        {"prompt": p, "answer": a, "before": b, "after": c}
+        for p, a, b, c in zip(prompts, answers, before, after, strict=True)
+    ]
+    folder = Path(run_dir)
+    write_text(folder / "completions.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    write_json(folder / FINISHED, {"samples": len(before[0]), **right, **facts})
 
 
 def mean_at_k(correct: ArrayLike, n: int | None = None) -> Floats:

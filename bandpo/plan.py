@@ -14,7 +14,7 @@ from bandpo.config import BandPOConfig
 if TYPE_CHECKING:
     from trl import ModelConfig
 
-    from bandpo.train import RunArguments
+    from bandpo.settings import RunArguments
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

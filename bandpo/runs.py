@@ -3,15 +3,14 @@
 A folder holds ``config.json`` and ``provenance.json`` (written before training), ``metrics.jsonl``
 (one line per optimizer step, written while it trains), ``completions.jsonl`` (held-out prompts and
 their completions before and after training) and ``evaluation.json``. The last is written when
-everything else is there, so its presence means that the run is finished.
+everything else is there, so its presence means that the run is finished. Where training and
+evaluation are two commands, ``training.json`` says that the first of them came to its end.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,10 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from bandpo.provenance import provenance
-
 FINISHED = "evaluation.json"
-CHECKPOINTS = "checkpoints"
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -59,83 +55,6 @@ def write_json(path: str | Path, value: Any) -> None:
         Anything :func:`json.dumps` takes.
     """
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
-
-
-def start_run(run_dir: str | Path, config: Mapping[str, Any]) -> str | None:
-    """Make a run folder ready: written settings, no result of an earlier run.
-
-    Parameters
-    ----------
-    run_dir : str or Path
-        Folder of the run; made if missing.
-    config : Mapping
-        Every parameter of the run, ``seed`` among them.
-
-    Returns
-    -------
-    str or None
-        The last checkpoint of an interrupted run with the same settings and the same package,
-        from which training can go on; None if the run begins at the beginning.
-
-    Raises
-    ------
-    FileExistsError
-        If the folder holds a finished run with other settings.
-    """
-    folder = Path(run_dir)
-    now = provenance()
-    if (folder / FINISHED).exists() and read_run(folder).config != dict(config):
-        raise FileExistsError(
-            f"{folder} holds a finished run with other settings: choose another run_dir, or remove "
-            "the folder"
-        )
-    (folder / FINISHED).unlink(missing_ok=True)
-    checkpoints = folder / CHECKPOINTS
-    if _same_run(folder, config, now) and (found := last_checkpoint(checkpoints)):
-        return str(found)
-    shutil.rmtree(checkpoints, ignore_errors=True)
-    (folder / "metrics.jsonl").unlink(missing_ok=True)
-    write_json(folder / "config.json", dict(config))
-    write_json(folder / "provenance.json", now)
-    return None
-
-
-def _same_run(folder: Path, config: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    try:
-        before = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        made_by = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return False
-    return before == dict(config) and made_by["package"] == now["package"]
-
-
-def last_checkpoint(folder: str | Path) -> Path | None:
-    """Return the checkpoint with the highest step that was written whole, or None.
-
-    Parameters
-    ----------
-    folder : str or Path
-        Parent of the folders ``checkpoint-<step>``.
-    """
-    steps = {
-        int(match[1]): path
-        for path in Path(folder).glob("checkpoint-*")
-        if (match := re.fullmatch(r"checkpoint-(\d+)", path.name)) and is_whole_checkpoint(path)
-    }
-    return steps[max(steps)] if steps else None
-
-
-def is_whole_checkpoint(path: str | Path) -> bool:
-    """Tell whether a checkpoint was written to its end.
-
-    The trainer's state is the last file that goes into one, so a folder in which it is missing or
-    cut off was left by a run that was killed while it saved.
-    """
-    try:
-        json.loads((Path(path) / "trainer_state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 @dataclass(frozen=True)
@@ -257,7 +176,8 @@ def read_runs(root: str | Path) -> list[Run]:
     if not runs:
         raise FileNotFoundError(
             f"no finished run below {root}: "
-            "run `python -m bandpo.run notebooks/07_train.ipynb` first"
+            "run `python -m bandpo.run notebooks/07_train.ipynb` first, or "
+            "`python -m bandpo.train` and `python -m bandpo.evaluate`"
         )
     return sorted(runs, key=lambda run: (run.label, run.seed))
 

@@ -3,82 +3,45 @@
 A recipe is a flat YAML file of the fields of `RunArguments`, `BandPOConfig` and TRL's
 `ModelConfig`; flags override it. Run it under ``accelerate launch -m bandpo.train`` for several
 processes. Everything that can be wrong with configuration and data is found before the model
-loads; ``--dry_run`` stops there and prints the resolved run.
+loads; ``--dry_run`` stops there and prints the resolved run. What it leaves is a run folder (see
+`bandpo.runs`) that ``python -m bandpo.evaluate`` finishes.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import asdict, dataclass, field
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
-from bandpo.base_models import base_model, smollm2
-from bandpo.data import TaskData, load_task
+from bandpo.base_models import model_path
+from bandpo.data import TaskData
+from bandpo.launch import (
+    TRAINED,
+    check_run,
+    is_trained,
+    is_whole_checkpoint,
+    last_checkpoint,
+    open_run,
+)
 from bandpo.metrics import MetricsFile
 from bandpo.plan import plan
-from bandpo.provenance import provenance
-from bandpo.runs import is_whole_checkpoint, last_checkpoint, write_json
-from bandpo.tasks import EMBEDDED_TASKS
+from bandpo.runs import write_json
+from bandpo.settings import RunArguments, check, model_name, settings
+from bandpo.tasks import EMBEDDED_TASKS, strategy_probabilities
 from bandpo.trainer import BandPOConfig, BandPOTrainer
-
-
-@dataclass
-class RunArguments:
-    """What a run needs beside TRL's own fields.
-
-    Parameters
-    ----------
-    task : str
-        Prompts and rewards, by a name of `bandpo.data.load_task`.
-    train_size, eval_size : int or None
-        How many prompts; None for all.
-    wrong_reward : float
-        Reward of a wrong answer; a right one gets 1.
-    processes : int or None
-        Number of processes that the batch sizes are meant for. A launch with another number is
-        refused, since it would be another batch; a dry run counts with it.
-    dry_run : bool
-        Print the resolved run and stop.
-    tokens_per_second : float or None
-        Completion tokens trained on per second, all processes together; for the time estimate.
-    """
-
-    task: str = field(metadata={"help": "Name of the task: see bandpo.data.load_task."})
-    train_size: int | None = field(
-        default=None, metadata={"help": "Training prompts; all if unset."}
-    )
-    eval_size: int | None = field(
-        default=None, metadata={"help": "Evaluation prompts; all if unset."}
-    )
-    wrong_reward: float = field(default=0.0, metadata={"help": "Reward of a wrong answer."})
-    processes: int | None = field(
-        default=None, metadata={"help": "Processes that the batch sizes are meant for."}
-    )
-    dry_run: bool = field(default=False, metadata={"help": "Print the resolved run and stop."})
-    tokens_per_second: float | None = field(
-        default=None, metadata={"help": "Completion tokens a second, for the time estimate."}
-    )
-
-    def load(self, seed: int) -> TaskData:
-        """Load the task's prompts and rewards; raises what `bandpo.data.load_task` raises."""
-        return load_task(
-            self.task,
-            train_size=self.train_size,
-            eval_size=self.eval_size,
-            seed=seed,
-            wrong_reward=self.wrong_reward,
-        )
 
 
 def make_parser() -> Any:
     """Return the parser (a `trl.TrlParser`) of a recipe and its flags."""
     fields: list[Any] = [RunArguments, BandPOConfig, ModelConfig]
-    return TrlParser(fields, prog="python -m bandpo.train")
+    parser = TrlParser(fields, prog="python -m bandpo.train")
+    parser.set_defaults(logging_steps=1)  # a line of metrics for each step: see check
+    return parser
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -100,31 +63,22 @@ def main(argv: list[str] | None = None) -> None:
             print(plan(run, config, model))
             return
         checkpoint = checkpoint_to_resume(config)
+        written = settings(run, config, model)
+        folder = Path(written["run_dir"])
+        check_run(folder, written)
+        if (
+            checkpoint
+            and Path(checkpoint) == last_checkpoint(folder)
+            and is_trained(folder, written)
+        ):
+            if config.process_index == 0:
+                print(f"{folder}: trained already; nothing is left to do")
+            return
         data = load_data(run, config)
-        model_path = find_model(run, model)
+        path = find_model(run, model)
     except (ValueError, TypeError, OSError) as error:
         raise SystemExit(f"bandpo.train: {error}") from error
-    train(run, config, model, data, model_path, checkpoint)
-
-
-def check(run: RunArguments, config: BandPOConfig) -> None:
-    """Refuse a launch that is not the run that was written down.
-
-    Raises
-    ------
-    ValueError
-        If the number of processes or a run argument is wrong.
-    """
-    if run.processes is not None and run.processes < 1:
-        raise ValueError(f"processes must be at least 1; got {run.processes}")
-    if run.tokens_per_second is not None and not run.tokens_per_second > 0:
-        raise ValueError(f"tokens_per_second must be positive; got {run.tokens_per_second}")
-    if run.processes not in (None, config.world_size) and not run.dry_run:
-        raise ValueError(
-            f"processes: the batch sizes are meant for {run.processes} processes, and "
-            f"{config.world_size} are running. Launch as many (accelerate launch --num_processes "
-            f"{run.processes}), or set the batch sizes and --processes {config.world_size}"
-        )
+    train(written, config, model, data, path, checkpoint)
 
 
 def load_data(run: RunArguments, config: BandPOConfig) -> TaskData:
@@ -161,22 +115,15 @@ def find_model(run: RunArguments, model: ModelConfig) -> str:
     OSError
         If the model is not found or its hub repository is not accessible.
     """
-    if model.model_name_or_path is None:
-        if run.task in EMBEDDED_TASKS:
-            return str(base_model(run.task))
-        if run.task == "few_shot_sums":
-            return str(smollm2())
-        raise ValueError(
-            f"model_name_or_path must be set: task {run.task!r} has no model of its own"
-        )
+    path = model_path(model_name(run, model), run.task)
     from transformers import AutoConfig
 
     try:
-        AutoConfig.from_pretrained(model.model_name_or_path, revision=model.model_revision)
+        AutoConfig.from_pretrained(path, revision=model.model_revision)
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
-        raise OSError(f"model_name_or_path {model.model_name_or_path!r}: {first}") from error
-    return model.model_name_or_path
+        raise OSError(f"model_name_or_path {path!r}: {first}") from error
+    return path
 
 
 def checkpoint_to_resume(config: BandPOConfig) -> str | None:
@@ -218,15 +165,64 @@ def checkpoint_to_resume(config: BandPOConfig) -> str | None:
     return str(asked)
 
 
+def step_metrics(trainer: BandPOTrainer, data: TaskData) -> Callable[[], dict[str, Any]]:
+    """Return what gives the fields of a line of ``metrics.jsonl`` beside the trainer's own log.
+
+    Parameters
+    ----------
+    trainer : BandPOTrainer
+    data : TaskData
+        Prompts and rewards that it trains on.
+
+    Returns
+    -------
+    callable
+        ``() -> dict``: token counts of the step and, for an embedded task trained by one process,
+        ``rare_strategy``, the probability with which the model starts its rare strategy. It is read
+        off the model on 64 held-out prompts, so it carries no sampling noise.
+    """
+    task = EMBEDDED_TASKS.get(data.name)
+    prompts = data.eval["prompt"][:64]
+    # One process alone sees whole weights, whatever shards them.
+    if task is None or not prompts or trainer.args.world_size > 1:
+        return trainer.histograms
+
+    def measure() -> dict[str, Any]:
+        tokenizer: Any = trainer.processing_class
+        found = strategy_probabilities(trainer.model, tokenizer, task, prompts)
+        return trainer.histograms() | {"rare_strategy": float(found[task.rare].mean())}
+
+    return measure
+
+
 def train(
-    run: RunArguments,
+    written: Mapping[str, Any],
     config: BandPOConfig,
     model: ModelConfig,
     data: TaskData,
     model_path: str,
     checkpoint: str | None,
 ) -> BandPOTrainer:
-    """Train, and leave a run folder: configuration, provenance, metrics, checkpoints, model."""
+    """Train, and leave a run folder with the model, which ``bandpo.evaluate`` finishes.
+
+    Parameters
+    ----------
+    written : Mapping
+        What :func:`settings` returns, for ``config.json``.
+    config, model : BandPOConfig, ModelConfig
+        The parsed recipe.
+    data : TaskData
+        Prompts and rewards.
+    model_path : str
+        Folder or hub id of the model.
+    checkpoint : str or None
+        Folder of the checkpoint to go on from; None to start at step 0.
+
+    Returns
+    -------
+    BandPOTrainer
+        After training.
+    """
     loading = config.model_init_kwargs
     assert not isinstance(loading, str)  # parsed by TrainingArguments
     config.model_init_kwargs = {
@@ -245,14 +241,17 @@ def train(
         quantization_config=get_quantization_config(model),
         peft_config=get_peft_config(model),
     )
-    trainer.add_callback(MetricsFile(folder, trainer.histograms))
+    trainer.add_callback(MetricsFile(folder, step_metrics(trainer, data)))
+    trainer.accelerator.wait_for_everyone()  # all have looked at what the folder held
     if trainer.is_world_process_zero():
-        fields = json.loads(config.to_json_string())
-        write_json(folder / "config.json", fields | asdict(run) | {"model": model_path})
-        write_json(folder / "provenance.json", provenance())
+        open_run(folder, written)
+    start = time.perf_counter()
     trainer.train(resume_from_checkpoint=checkpoint)
+    seconds = time.perf_counter() - start
     # not beside the run's own config.json
     trainer.save_model(str(folder / "model"))
+    if trainer.is_world_process_zero():
+        write_json(folder / TRAINED, {"seconds": seconds, "resumed": checkpoint is not None})
     if hasattr(trainer, "end"):  # transformers >= 5.18 closes trackers and process group here
         trainer.end()
     return trainer

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from bandpo.base_models import base_model
-from bandpo.runs import last_checkpoint
+from bandpo.launch import last_checkpoint
 from bandpo.train import checkpoint_to_resume
 from bandpo.trainer import BandPOConfig
 

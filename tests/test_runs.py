@@ -4,7 +4,8 @@ import os
 import numpy as np
 import pytest
 
-from bandpo.runs import by_label, read_run, read_runs, stack, start_run, write_json
+from bandpo.launch import start_run
+from bandpo.runs import by_label, read_run, read_runs, stack, write_json
 
 
 def make_run(root, label, seed, rewards, finished=True):
