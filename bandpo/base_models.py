@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
@@ -126,6 +127,28 @@ def model_path(name: str, task: str) -> str:
     if name == "base":
         return str(base_model(task))
     return str(smollm2()) if name == "smollm2" else name
+
+
+def check_model(path: str, revision: str | None = None) -> None:
+    """Refuse a model that is not found, before anything of its size is loaded.
+
+    Parameters
+    ----------
+    path : str
+        Hub id or folder.
+    revision : str or None
+        Branch, tag or commit on the hub.
+
+    Raises
+    ------
+    OSError
+        If there is no such model or its hub repository is not accessible.
+    """
+    try:
+        AutoConfig.from_pretrained(path, revision=revision)
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise OSError(f"model_name_or_path {path!r}: {first}") from error
 
 
 def measured(folder: str | Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from bandpo.base_models import model_path
+from bandpo.base_models import check_model, model_path
 from bandpo.data import TaskData, load_task
 from bandpo.evaluation import Texts, finish_run, sample_completions, sample_completions_vllm
 from bandpo.launch import TRAINED
@@ -73,6 +73,8 @@ def read_trained(run_dir: str | Path) -> Trained:
     ------
     FileNotFoundError
         If it is no run folder, or training has not come to its end.
+    OSError
+        If the model that training started from is not found.
     ValueError
         If its models cannot be loaded again, or the task has no held-out prompts.
     """
@@ -104,7 +106,9 @@ def read_trained(run_dir: str | Path) -> Trained:
             f"task {config['task']!r} of {folder} has no held-out prompts: train it with an "
             "eval_size above 0"
         )
-    return Trained(folder, config, training, data)
+    run = Trained(folder, config, training, data)
+    check_model(run.base, config["model_revision"])
+    return run
 
 
 def is_evaluated(run_dir: str | Path, samples: int, sampler: str) -> bool:

@@ -68,7 +68,7 @@ def check_run(run_dir: str | Path, config: Mapping[str, Any]) -> None:
         If the folder holds a finished run with other settings.
     """
     folder = Path(run_dir)
-    if (folder / FINISHED).exists() and _config(folder) != dict(config):
+    if (folder / FINISHED).exists() and not _same_settings(folder, config):
         raise FileExistsError(
             f"{folder} holds a finished run with other settings: choose another run_dir "
             "(output_dir of bandpo.train), or remove the folder"
@@ -99,19 +99,21 @@ def is_trained(run_dir: str | Path, config: Mapping[str, Any]) -> bool:
         As for :func:`start_run`.
     """
     folder = Path(run_dir)
-    return (folder / TRAINED).is_file() and _config(folder) == dict(config)
+    return (folder / TRAINED).is_file() and _same_settings(folder, config)
 
 
 def _same_run(folder: Path, config: Mapping[str, Any]) -> bool:
     """Tell whether a run in this folder has the same settings and was made by the same package."""
-    if _config(folder) != dict(config):
+    if not _same_settings(folder, config):
         return False
     made_by = _read_json(folder / "provenance.json")
     return made_by is not None and made_by["package"] == package_digest()
 
 
-def _config(folder: Path) -> Any:
-    return _read_json(folder / "config.json")
+def _same_settings(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Compare all but the place of the run, which may be written in several ways."""
+    before = _read_json(folder / "config.json")
+    return before is not None and before | {"run_dir": None} == {**config, "run_dir": None}
 
 
 def _read_json(path: Path) -> Any:

@@ -10,6 +10,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from transformers import IntervalStrategy
 from trl import ModelConfig
 
 from bandpo.config import BandPOConfig
@@ -90,10 +91,11 @@ def check(run: RunArguments, config: BandPOConfig) -> None:
             f"{config.world_size} are running. Launch as many (accelerate launch --num_processes "
             f"{run.processes}), or set the batch sizes and --processes {config.world_size}"
         )
-    if config.logging_strategy != "steps" or config.logging_steps != 1:
+    logged = IntervalStrategy(config.logging_strategy).value
+    if logged != "steps" or config.logging_steps != 1:
         raise ValueError(
             "logging_strategy must be 'steps' and logging_steps 1: a run folder keeps one line of "
-            f"metrics for each optimizer step; got {str(config.logging_strategy)!r} and "
+            f"metrics for each optimizer step; got {logged!r} and "
             f"{config.logging_steps:g}"
         )
     assert config.steps_per_generation is not None  # GRPOConfig fills it in

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
-from bandpo.base_models import model_path
+from bandpo.base_models import check_model, model_path
 from bandpo.data import TaskData
 from bandpo.launch import (
     TRAINED,
@@ -116,13 +116,7 @@ def find_model(run: RunArguments, model: ModelConfig) -> str:
         If the model is not found or its hub repository is not accessible.
     """
     path = model_path(model_name(run, model), run.task)
-    from transformers import AutoConfig
-
-    try:
-        AutoConfig.from_pretrained(path, revision=model.model_revision)
-    except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise OSError(f"model_name_or_path {path!r}: {first}") from error
+    check_model(path, model.model_revision)
     return path
 
 

@@ -13,6 +13,8 @@ from tiny import save_model
 
 import bandpo.train
 from bandpo.clipping import DCPO, Band, Fixed, RelaxedBand
+from bandpo.plotting import names
+from bandpo.settings import settings
 from bandpo.train import main, make_parser
 from tools.recipes import MODELS, RECIPES, RULES, recipes
 
@@ -72,8 +74,15 @@ def test_every_recipe_parses_and_its_dry_run_adds_up(
     path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--config", str(RECIPES / path), *CPU]
-    run, config, _ = make_parser().parse_args_and_config(list(arguments))
+    run, config, model = make_parser().parse_args_and_config(list(arguments))
     assert config.cautions() == []
+    written = settings(run, config, model)
+    assert written["inner_epochs"] * written["mini_batches"] == config.updates_per_generation > 1
+    assert written["epsilon_high"] == pytest.approx(config.epsilon_high or config.epsilon)
+    # of one cell with the runs of other seeds, and found by `make record PROFILE=...`
+    folder = Path(written["run_dir"])
+    assert folder.parent.parent == Path("build/runs")
+    assert folder.name.removesuffix(f"-{config.seed}") in names()
     main([*arguments, "--dry_run", "--tokens_per_second", "1e4"])
     out = capsys.readouterr().out
     assert "rule can act  yes" in out
@@ -185,6 +194,12 @@ def test_flags_override_the_recipe(tmp_path: Path, capsys: pytest.CaptureFixture
         ({"processes": 8}, "meant for 8 processes, and 1 are running"),
         ({"processes": 0}, "processes must be at least 1"),
         ({"tokens_per_second": -1.0}, "tokens_per_second must be positive"),
+        ({"logging_steps": 10}, "logging_steps 1: .*; got 'steps' and 10"),
+        ({"logging_strategy": "epoch"}, "logging_strategy must be 'steps'"),
+        (
+            {"gradient_accumulation_steps": 2, "steps_per_generation": 3},
+            "a multiple of gradient_accumulation_steps: .*; got 3 and 2",
+        ),
         ({"resume_from_checkpoint": "no/such"}, "folder of a whole checkpoint; got 'no/such'"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

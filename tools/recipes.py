@@ -123,13 +123,19 @@ PUBLISHED_HEAD = """\
 # A published run in TRL's terms, on 8 GPUs of 141 GB:
 #   accelerate launch --config_file bandpo/recipes/accelerate/fsdp2.yaml -m bandpo.train \\
 #     --config bandpo/recipes/{path}
+#   python -m bandpo.evaluate {output} --vllm
+# A second seed: --seed 2 --output_dir {cell}-2
+# The summary of all runs of this model: make record PROFILE={profile}
 # Written by tools/recipes.py. Not run here.
 """
 
 ONE_GPU_HEAD = """\
 # MATH levels 3-5 on one GPU of 24 GB or more, without an accelerate configuration:
 #   python -m bandpo.train --config bandpo/recipes/{path}
-# Other rules by flags, for example --clip_rule fixed --output_dir build/runs/one-gpu/grpo.
+#   python -m bandpo.evaluate {output} --vllm
+# Other rules and seeds by flags, for example
+#   --clip_rule fixed --seed 2 --output_dir {folder}/grpo-2
+# The summary of all runs of this model: make record PROFILE={profile}
 # Written by tools/recipes.py. Not run here.
 """
 
@@ -140,27 +146,39 @@ def recipes() -> dict[str, str]:
     for model, hub_id in MODELS.items():
         for rule, fields in RULES.items():
             path = f"published/{model}/{rule}.yaml"
-            output = f"build/runs/published/{model}-{rule}"
-            head = {"model_name_or_path": hub_id, "output_dir": output}
+            head = {"model_name_or_path": hub_id, "output_dir": output_dir(model, rule)}
             texts[path] = _text(PUBLISHED_HEAD, path, head | fields | CAPPED | PUBLISHED)
     for size in ("0.5b", "1.5b"):
         path = f"one_gpu/qwen2.5-{size}.yaml"
         head = {
             "model_name_or_path": f"Qwen/Qwen2.5-{size.upper()}-Instruct",
-            "output_dir": f"build/runs/one-gpu/qwen2.5-{size}-kl-band",
+            "output_dir": output_dir(f"qwen2.5-{size}", "kl-band"),
         }
         texts[path] = _text(ONE_GPU_HEAD, path, head | RULES["kl-band"] | CAPPED | ONE_GPU)
     path = "one_gpu/qwen2.5-0.5b-adaptive-band.yaml"
     head = {
         "model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct",
-        "output_dir": "build/runs/one-gpu/qwen2.5-0.5b-adaptive-band",
+        "output_dir": output_dir("qwen2.5-0.5b", "adaptive-band"),
     }
     texts[path] = _text(ONE_GPU_HEAD, path, head | ADAPTIVE | CAPPED | ONE_GPU)
     return texts
 
 
+def output_dir(model: str, rule: str) -> str:
+    """Return a run's folder: one folder a model, as of a profile, and in it RULE-SEED."""
+    return f"build/runs/{model}/{rule}-{LOGGING['seed']}"
+
+
 def _text(head: str, path: str, fields: dict[str, Any]) -> str:
-    return head.format(path=path) + yaml.safe_dump(fields, sort_keys=False)
+    output = Path(fields["output_dir"])
+    head = head.format(
+        path=path,
+        output=output,
+        folder=output.parent,
+        cell=str(output).removesuffix(f"-{fields['seed']}"),
+        profile=output.parent.name,
+    )
+    return head + yaml.safe_dump(fields, sort_keys=False)
 
 
 if __name__ == "__main__":
