@@ -1,4 +1,4 @@
-"""Sampling completions and scoring them: mean@k, pass@k and the published best@k.
+"""Sampling completions, scoring them (mean@k, pass@k, the published best@k), and keeping both.
 
 Scores come one per problem: a benchmark's figure is their mean, and its uncertainty comes from
 :func:`bandpo.intervals.mean_interval` over problems.
