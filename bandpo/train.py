@@ -12,10 +12,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from bandpo.base_models import check_model, model_path
@@ -66,11 +68,7 @@ def main(argv: list[str] | None = None) -> None:
         written = settings(run, config, model)
         folder = Path(written["run_dir"])
         check_run(folder, written)
-        if (
-            checkpoint
-            and Path(checkpoint) == last_checkpoint(folder)
-            and is_trained(folder, written)
-        ):
+        if is_trained(folder, written) and checkpoint == str(last_checkpoint(folder)):
             if config.process_index == 0:
                 print(f"{folder}: trained already; nothing is left to do")
             return
@@ -189,6 +187,20 @@ def step_metrics(trainer: BandPOTrainer, data: TaskData) -> Callable[[], dict[st
     return measure
 
 
+class _AtTheEnd(Exception):
+    """The checkpoint that was loaded is that of the last step."""
+
+
+class _StopAtTheEnd(TrainerCallback):
+    """Keep the trainer, once it has loaded the checkpoint of the last step, from one step more."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if state.global_step >= state.max_steps:
+            raise _AtTheEnd
+
+
 def train(
     written: Mapping[str, Any],
     config: BandPOConfig,
@@ -239,8 +251,10 @@ def train(
     trainer.accelerator.wait_for_everyone()  # all have looked at what the folder held
     if trainer.is_world_process_zero():
         open_run(folder, written)
+    trainer.add_callback(_StopAtTheEnd())
     start = time.perf_counter()
-    trainer.train(resume_from_checkpoint=checkpoint)
+    with suppress(_AtTheEnd):
+        trainer.train(resume_from_checkpoint=checkpoint)
     seconds = time.perf_counter() - start
     # not beside the run's own config.json
     trainer.save_model(str(folder / "model"))

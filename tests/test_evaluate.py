@@ -50,6 +50,8 @@ FIELDS: dict[str, Any] = {
     "disable_tqdm": True,
 }
 
+LORA = {"use_peft": True, "lora_target_modules": "q_proj v_proj", "lora_r": 4}
+
 
 def flags(output_dir: Path, seed: int, **changes: Any) -> list[str]:
     fields = FIELDS | {"output_dir": output_dir, "seed": seed} | changes
@@ -154,8 +156,7 @@ def test_completions_and_counts_are_those_of_the_two_models(run: Path) -> None:
 
 def test_an_adapter_is_loaded_onto_its_base(tmp_path: Path) -> None:
     run = tmp_path / "lora-1"
-    lora = {"use_peft": True, "lora_target_modules": "q_proj v_proj", "lora_r": 4}
-    train(flags(run, 1, **lora))
+    train(flags(run, 1, **LORA))
     assert (run / "model" / "adapter_config.json").is_file()
     model = load_trained(read_trained(run))
     base = AutoModelForCausalLM.from_pretrained(base_model("scratchpad"))
@@ -192,16 +193,18 @@ def test_two_processes_leave_one_run(tmp_path: Path) -> None:
 # --- again ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("lost", [f"checkpoint-{STEPS}", "model"])
 def test_an_interrupted_training_goes_on_and_says_so(
-    run: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, lost: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = read_lines(run)
-    shutil.rmtree(run / f"checkpoint-{STEPS}")
+    whole, weights = read_lines(run), (run / "model" / "model.safetensors").read_bytes()
+    shutil.rmtree(run / lost)
     (run / "training.json").unlink()
     assert evaluate(run) == 2
     assert "training has not come to its end" in capsys.readouterr().err
     train(flags(run, 1))
     assert read_lines(run) == whole
+    assert (run / "model" / "model.safetensors").read_bytes() == weights
     assert evaluate(run) == 0
     assert read_run(run).evaluation["resumed"] is True
 
@@ -345,29 +348,35 @@ def test_vllm_where_it_is_missing(
     assert contents(run) == before
 
 
+ENGINE = """\
+import json, os
+from types import SimpleNamespace as Some
+SamplingParams = Some
+class LLM:
+    def __init__(self, **given):
+        self.given = given | {"process": os.getpid(), "files": os.listdir(given["model"])}
+    def get_tokenizer(self):
+        return None
+    def generate(self, prompts, params):
+        text = json.dumps(self.given | vars(params))
+        return [Some(outputs=[Some(text=text)] * params.n) for _ in prompts]
+"""
+
+
+def answers(run: Path) -> list[dict[str, Any]]:
+    """What the stand-in for vLLM's engine was given before and after."""
+    first = json.loads((run / "completions.jsonl").read_text().splitlines()[0])
+    return [json.loads(first[when][0]) for when in ("before", "after")]
+
+
 def test_vllm_is_given_both_models_and_the_settings_of_the_run(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its engine cannot run here; this one answers with what it was given."""
-    stand_in(
-        tmp_path,
-        monkeypatch,
-        "import json, os\n"
-        "from types import SimpleNamespace as Some\n"
-        "SamplingParams = Some\n"
-        "class LLM:\n"
-        "    def __init__(self, **given):\n"
-        "        self.given = given | {'process': os.getpid()}\n"
-        "    def get_tokenizer(self):\n"
-        "        return None\n"
-        "    def generate(self, prompts, params):\n"
-        "        text = json.dumps(self.given | vars(params))\n"
-        "        return [Some(outputs=[Some(text=text)] * params.n) for _ in prompts]\n",
-    )
+    stand_in(tmp_path, monkeypatch, ENGINE)
     edit(run / "config.json", bf16=True, vllm_max_model_length=64, vllm_tensor_parallel_size=2)
     assert evaluate(run, "--vllm") == 0
-    first = json.loads((run / "completions.jsonl").read_text().splitlines()[0])
-    before, after = (json.loads(first[when][0]) for when in ("before", "after"))
+    before, after = answers(run)
     assert before["process"] != after["process"]
     assert (before["model"], before["revision"]) == (str(base_model("scratchpad")), "main")
     assert after["model"] == str(run / "model")
@@ -377,3 +386,16 @@ def test_vllm_is_given_both_models_and_the_settings_of_the_run(
         assert (given["n"], given["max_tokens"], given["seed"]) == (SAMPLES, 8, 1)
         assert (given["temperature"], given["top_p"]) == (1.0, 1.0)
     assert read_run(run).evaluation["sampler"] == "vllm"
+
+
+def test_vllm_is_given_an_adapter_merged_into_its_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path, monkeypatch, ENGINE)
+    run = tmp_path / "lora-1"
+    train(flags(run, 1, **LORA))
+    assert evaluate(run, "--vllm") == 0
+    _, after = answers(run)
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(after["files"])
+    assert "adapter_config.json" not in after["files"]
+    assert not Path(after["model"]).exists()

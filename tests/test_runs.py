@@ -4,7 +4,7 @@ import os
 import numpy as np
 import pytest
 
-from bandpo.launch import start_run
+from bandpo.launch import check_run, is_trained, open_run, start_run
 from bandpo.runs import by_label, read_run, read_runs, stack, write_json
 
 
@@ -115,4 +115,20 @@ def test_a_finished_run_is_replaced_only_by_itself(tmp_path):
         start_run(tmp_path, config | {"clip_rule": "fixed"})
     assert read_run(tmp_path).evaluation == {"right_after": [1]}
     assert start_run(tmp_path, config) is None
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "provenance.json"]
+
+
+def test_a_run_that_goes_on_has_not_ended(tmp_path):
+    config = {"seed": 1, "clip_rule": "band", "run_dir": "build/runs/x/a-1"}
+    open_run(tmp_path, config)
+    assert not is_trained(tmp_path, config)
+    for name in ("training.json", "evaluation.json"):
+        write_json(tmp_path / name, {"seconds": 1.0})
+    elsewhere = config | {"run_dir": "./build/runs/x/a-1"}  # the same run, written otherwise
+    assert is_trained(tmp_path, elsewhere)
+    check_run(tmp_path, elsewhere)
+    assert not is_trained(tmp_path, config | {"seed": 2})
+    with pytest.raises(FileExistsError, match="other settings: choose another run_dir"):
+        check_run(tmp_path, config | {"seed": 2})
+    open_run(tmp_path, config)
     assert sorted(os.listdir(tmp_path)) == ["config.json", "provenance.json"]
