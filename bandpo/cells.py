@@ -151,6 +151,6 @@ def read_summary(path: str | Path) -> Summary:
     if not path.is_file():
         raise FileNotFoundError(
             f"no summary {path}: run `make reproduce PROFILE={path.stem}` and then "
-            f"`python -m bandpo.summary build/runs/{path.stem} {path}`"
+            f"`make record PROFILE={path.stem}`"
         )
     return parse(json.loads(path.read_text(encoding="utf-8")))

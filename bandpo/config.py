@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 
+import numpy as np
 import trl
 from trl import GRPOConfig, GRPOTrainer
 
 from bandpo.adaptive import SIGNALS, AdaptiveBand, check_adaptivity
 from bandpo.clipping import RULE_NAMES, ClipRule, PerSide, make_rule
+from bandpo.operator import band
 from bandpo.rules import check_max_ratio, check_positive
 from bandpo.testing import check_divergence
 
+_BAND = ("band_divergence", "band_radius")
+_ADAPTIVE = (*_BAND, "band_signal", "band_adaptivity")
+_EPSILON = ("epsilon", "epsilon_high")
+# Fields that each rule reads; above, all but fixed read band_max_ratio too.
+_READS = {
+    "fixed": _EPSILON,
+    "dcpo": _EPSILON,
+    "band": _BAND,
+    "relaxed_band": (*_BAND, *_EPSILON),
+    "adaptive_band": _ADAPTIVE,
+}
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
 
 
@@ -197,9 +210,32 @@ class BandPOConfig(GRPOConfig):
         """Optimizer steps between two moments at which generation and update both begin anew."""
         return self.updates_per_generation.numerator
 
+    def _ignored(self) -> list[str]:
+        """Fields that were set to something of their own and that no side's rule reads."""
+        read = _reads(self.clip_rule, self.clip_rule_below)
+        defaults = {one.name: one.default for one in fields(self)}
+        # epsilon_high equal to epsilon says what leaving it out says
+        defaults["epsilon_high"] = self.epsilon if self.epsilon_high is not None else None
+        names = (*_EPSILON, *_ADAPTIVE, "band_max_ratio")
+        return [n for n in names if n not in read and getattr(self, n) != defaults[n]]
+
     def cautions(self) -> list[str]:
         """Return what is legal but probably not meant, one sentence each."""
         found = []
+        if ignored := self._ignored():
+            below = f" and clip_rule_below={self.clip_rule_below!r}" if self.clip_rule_below else ""
+            found.append(
+                f"{', '.join(f'{name}={getattr(self, name)!r}' for name in ignored)} has no "
+                f"effect: clip_rule={self.clip_rule!r}{below} does not read it. Leave it out, or "
+                "choose a rule that reads it: "
+                f"{', '.join(rule for rule in RULE_NAMES if ignored[0] in _reads(rule, None))}."
+            )
+        if self.uses_divergence and _is_free(self.band_divergence, self.band_radius):
+            found.append(
+                f"band_radius={self.band_radius:g} leaves nearly every ratio free: a token of any "
+                "probability may go nearly to 0 or nearly to 1, and only band_max_ratio "
+                f"({self.band_max_ratio}) is left of the clip. The published runs use 0.05."
+            )
         if not self.rule_can_act:
             found.append(
                 "The clip rule can never act: every update uses fresh completions "
@@ -220,3 +256,16 @@ class BandPOConfig(GRPOConfig):
                 f"a multiple of {self.steps_per_cycle}."
             )
         return found
+
+
+def _reads(above: str, below: str | None) -> set[str]:
+    """Fields that the rules of the two sides read."""
+    cap = () if above == "fixed" else ("band_max_ratio",)
+    return {*_READS[above], *_READS[below or above], *cap}
+
+
+def _is_free(divergence: str, radius: float) -> bool:
+    """Tell whether likely, even and rare tokens may all lose, or reach, 99 % of what there is."""
+    p = np.array([0.01, 0.5, 0.99])
+    lower, upper = band(p, divergence, radius)
+    return bool((lower < 0.01).all() and (1 - p * upper < 0.01 * (1 - p)).all())

@@ -16,11 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from bandpo.base_models import check_model, model_path
+from bandpo.command_line import parse
 from bandpo.data import TaskData
 from bandpo.launch import (
     TRAINED,
@@ -38,14 +38,6 @@ from bandpo.tasks import EMBEDDED_TASKS, strategy_probabilities
 from bandpo.trainer import BandPOConfig, BandPOTrainer
 
 
-def make_parser() -> Any:
-    """Return the parser (a `trl.TrlParser`) of a recipe and its flags."""
-    fields: list[Any] = [RunArguments, BandPOConfig, ModelConfig]
-    parser = TrlParser(fields, prog="python -m bandpo.train")
-    parser.set_defaults(logging_steps=1)  # a line of metrics for each step: see check
-    return parser
-
-
 def main(argv: list[str] | None = None) -> None:
     """Parse, check, and train or print the plan.
 
@@ -54,12 +46,8 @@ def main(argv: list[str] | None = None) -> None:
     argv : list of str or None
         Command line without the program's name; None for the process's own.
     """
-    arguments = sys.argv[1:] if argv is None else argv
-    if "--dry_run" in arguments and not torch.cuda.is_available():
-        # The plan is for another machine: do not refuse what only that one can do.
-        arguments = [*arguments, "--use_cpu", "true"]
     try:
-        run, config, model = make_parser().parse_args_and_config(arguments)
+        run, config, model = parse(sys.argv[1:] if argv is None else argv)
         check(run, config)
         if run.dry_run:
             print(plan(run, config, model))

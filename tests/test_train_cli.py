@@ -13,9 +13,10 @@ from tiny import save_model
 
 import bandpo.train
 from bandpo.clipping import DCPO, Band, Fixed, RelaxedBand
+from bandpo.command_line import parse
 from bandpo.plotting import names
 from bandpo.settings import settings
-from bandpo.train import main, make_parser
+from bandpo.train import main
 from tools.recipes import MODELS, RECIPES, RULES, recipes
 
 CPU = ["--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false"]
@@ -65,8 +66,39 @@ def test_a_plan_for_a_gpu_is_printed_where_there_is_none(
     recipe = str(RECIPES / "one_gpu" / "qwen2.5-0.5b.yaml")
     main(["--config", recipe, "--dry_run"])
     assert "rule can act  yes" in capsys.readouterr().out
-    with pytest.raises((SystemExit, ValueError), match="band_radus"):
-        main(["--config", recipe, "--dry_run", "--band_radus", "0.1"])
+
+
+def test_a_dry_run_may_be_asked_for_in_the_recipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = (RECIPES / "one_gpu" / "qwen2.5-0.5b.yaml").read_text()
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(plain + "\ndry_run: true\n")
+    main(["--config", str(recipe)])
+    assert "rule can act  yes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "message"),
+    [
+        (None, [], "there is no file"),
+        ("task: scratchpad\n  x: [1\n", [], "is no YAML: mapping values are not allowed"),
+        ("- task\n", [], "must hold lines of the form `name: value`"),
+        ("band_raduis: 0.1\n", [], "band_raduis is no field .* did you mean band_radius"),
+        ("task: scratchpad\n", ["--band_raduis", "0.1"], "did you mean band_radius"),
+        ("task: scratchpad\n", ["--band_raduis=0.1"], "did you mean band_radius"),
+        ("task: scratchpad\n", ["--zzz"], "--zzz is no field of a run, BandPOConfig or Mod.*g$"),
+    ],
+)
+def test_a_recipe_that_cannot_be_read_is_refused_in_one_line(
+    text: str | None, flags: list[str], message: str, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    if text is not None:
+        recipe.write_text(text)
+    with pytest.raises(SystemExit, match=f"^bandpo.train: .*{message}") as refused:
+        main(["--config", str(recipe), *flags, *CPU])
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("path", ALL)
@@ -74,7 +106,7 @@ def test_every_recipe_parses_and_its_dry_run_adds_up(
     path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--config", str(RECIPES / path), *CPU]
-    run, config, model = make_parser().parse_args_and_config(list(arguments))
+    run, config, model = parse(arguments)
     assert config.cautions() == []
     written = settings(run, config, model)
     assert written["inner_epochs"] * written["mini_batches"] == config.updates_per_generation > 1
@@ -108,7 +140,7 @@ def test_published_rules() -> None:
     }
     for rule, value in expected.items():
         path = RECIPES / "published" / "qwen2.5-3b" / f"{rule}.yaml"
-        _, config, model = make_parser().parse_args_and_config(["--config", str(path), *CPU])
+        _, config, model = parse(["--config", str(path), *CPU])
         assert config.rule() == value
         assert config.delta == 10
         assert model.model_name_or_path == "Qwen/Qwen2.5-3B-Instruct"

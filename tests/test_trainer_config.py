@@ -111,6 +111,49 @@ def test_checkpoints_off_the_generation_cycle_are_named(
     assert any("Set save_steps to a multiple of 4" in text for text in cautions) is warned
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"clip_rule": "fixed", "band_radius": 0.1}, "band_radius=0.1 has no effect"),
+        ({"clip_rule": "dcpo", "band_divergence": "tv"}, "band_divergence='tv' has no effect"),
+        ({"clip_rule": "fixed", "band_max_ratio": None}, "band_max_ratio=None has no effect"),
+        ({"band_adaptivity": 0.2}, "reads it: adaptive_band."),
+        ({"epsilon": 0.3}, "reads it: fixed, dcpo, relaxed_band."),
+        ({"epsilon_high": 0.28}, "epsilon_high=0.28 has no effect"),
+        ({"epsilon_high": 0.2}, None),  # the same as leaving it out
+        ({"clip_rule_below": "fixed", "epsilon": 0.3}, None),
+        ({"clip_rule": "fixed", "clip_rule_below": "band", "band_radius": 0.1}, None),
+        ({"clip_rule": "relaxed_band", "epsilon_high": 0.28, "band_radius": 0.1}, None),
+        ({"clip_rule": "dcpo", "band_max_ratio": None}, None),
+        ({"clip_rule": "adaptive_band", "band_adaptivity": 0.2}, None),
+    ],
+)
+def test_settings_that_no_rule_reads_are_named(
+    tmp_path: Path, changes: dict[str, Any], told: str | None
+) -> None:
+    about = [text for text in config(tmp_path, **changes).cautions() if "no effect" in text]
+    assert len(about) == (told is not None)
+    assert told is None or told in about[0]
+
+
+@pytest.mark.parametrize(
+    ("divergence", "radius", "free"),
+    [
+        ("tv", 5.0, True),
+        ("tv", 0.3, False),  # a token of 0.01 reaches 0.31
+        ("kl", 50.0, True),
+        ("kl", 0.3, False),
+        ("hellinger", 0.05, False),
+    ],
+)
+def test_a_radius_that_clips_nothing_is_named(
+    tmp_path: Path, divergence: str, radius: float, free: bool
+) -> None:
+    changes = {"band_divergence": divergence, "band_radius": radius}
+    cautions = config(tmp_path, **changes).cautions()
+    assert any("leaves nearly every ratio free" in text for text in cautions) is free
+
+
 def test_a_plain_grpo_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="args must be a BandPOConfig, got GRPOConfig"):
         BandPOTrainer("no-model-is-loaded", None, GRPOConfig(**settings(tmp_path)))

@@ -149,7 +149,7 @@ def _limit(name: str, declared: float, found: Tensor, what: str, radius: float) 
     the last values must at least go the right way.
     """
     *_, before, far = values = found.tolist()
-    where = f"{what} tends to {far:.6g}, declared {declared:g}"
+    where = f"{what} has come to {far:.6g}, declared limit {declared:g}"
     if not math.isfinite(far) or math.isinf(declared):
         step, last = values[2] - values[1], far - before
         grows = far == math.inf or (last > 0 and last > 0.5 * step)
