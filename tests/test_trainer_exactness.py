@@ -17,6 +17,7 @@ from scipy.optimize import brentq
 from tiny import digit_reward, loss_and_gradients, micro_batch, prompts, save_model, settings
 from trl import GRPOConfig, GRPOTrainer
 
+from bandpo.neighbors import dppo_surrogate
 from bandpo.trainer import BandPOConfig, BandPOTrainer
 
 LOSS_TYPES = ["grpo", "bnpo", "dr_grpo", "dapo"]
@@ -91,6 +92,53 @@ def test_sampler_correction_is_left_to_trl(make: Callable[..., Any]) -> None:
     assert torch.equal(our_loss, loss)
     assert not torch.equal(loss, plain)
     assert all(torch.equal(our_gradients[name], gradients[name]) for name in gradients)
+
+
+# --- DPPO ----------------------------------------------------------------------------------------
+
+
+class DPPOTrainer(GRPOTrainer):
+    """TRL's trainer with DPPO's objective in place of the clipped one."""
+
+    divergence: str
+    dropped = 0
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        mask = inputs["completion_mask"]
+        logps = self._get_per_token_logps_and_entropies(
+            model,
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1),
+            torch.cat([inputs["prompt_mask"], mask], 1),
+            mask.shape[1],
+        )[0]
+        old = inputs["old_per_token_logps"]
+        advantages = inputs["advantages"].unsqueeze(1).expand_as(logps)
+        kept = dppo_surrogate(logps, old, advantages, self.divergence, 0.05) * mask
+        plain = torch.exp(logps - old) * advantages * mask
+        self.dropped += int((kept != plain).sum())
+        return -(kept.sum(1) / mask.sum(1)).mean()
+
+
+@pytest.mark.claim("B2", "cor-dppo")
+@pytest.mark.parametrize("divergence", ["kl", "tv"])
+def test_a_training_run_by_band_is_one_by_dppo(make: Callable[..., Any], divergence: str) -> None:
+    """Three generations, four updates on each: the weights at the end agree."""
+    same = {"loss_type": "grpo", "num_iterations": 4, "max_steps": 12}
+
+    def trained(trainer: Any) -> dict[str, torch.Tensor]:
+        trainer.train()
+        return {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
+
+    dppo = make(DPPOTrainer, GRPOConfig, **same)
+    dppo.divergence = divergence
+    theirs = trained(dppo)
+    assert dppo.dropped > 50  # the mask has acted
+    rule = {"band_divergence": divergence, "band_max_ratio": None}
+    ours = trained(make(BandPOTrainer, BandPOConfig, **rule, **same))
+    fixed = trained(make(BandPOTrainer, BandPOConfig, clip_rule="fixed", **same))
+    for name, weight in theirs.items():
+        torch.testing.assert_close(ours[name], weight, rtol=1e-3, atol=1e-4)
+    assert any(not torch.allclose(fixed[n], w, rtol=0, atol=1e-2) for n, w in theirs.items())
 
 
 # --- an independent computation ------------------------------------------------------------------
