@@ -2,15 +2,18 @@
 
 The same SVG is shown on a white page, on a dark page and in print, so every color here is of
 middle lightness: it keeps a contrast of at least 3:1 (WCAG 2.2, graphical objects) on both
-backgrounds. No grey can do better than 4.2:1 on both, and middle lightness leaves room for six
+backgrounds. No grey can do better than 4.2:1 on both, and middle lightness leaves room for seven
 hues that stay apart for readers with deuteranopia, protanopia or tritanopia; further names share a
 hue with a relative and differ from it by their dashes. Lines carry their names at their ends, so
-that no reader has to match colors with a legend.
+that no reader has to match colors with a legend; where they run too close for that, a legend stands
+above the panels, where it covers nothing. A phone shrinks a figure to about six tenths, so no text
+in one is smaller than `SMALLEST`.
 """
 
 from __future__ import annotations
 
 import sys
+import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -31,10 +34,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INK",
+    "SMALLEST",
     "color",
     "figure",
     "interval",
     "label_ends",
+    "legend_above",
     "line",
     "log_p_axis",
     "names",
@@ -45,8 +50,11 @@ __all__ = [
 INK = "#7a7d82"
 """Text and axes: 4.1:1 on white, 4.3:1 and 4.5:1 on the theme's dark backgrounds."""
 
+SMALLEST = 9.0
+"""Size of the smallest text in a figure, in points: about 7 pixels on a phone."""
+
 _BLUE, _AMBER, _GREEN = "#2f94d4", "#c48200", "#0a7a47"
-_PINK, _VIOLET, _PLUM = "#fa4c7a", "#7440fa", "#924f87"
+_PINK, _VIOLET, _PLUM, _RUST = "#fa4c7a", "#7440fa", "#924f87", "#b43c0c"
 
 _SOLID: LineStyleType = "-"
 _DASHED: LineStyleType = (0, (5, 2))
@@ -71,8 +79,8 @@ _RULES = {
     "tv-band": _Look("TV-Band", _GREEN),
     "chi2-band": _Look("χ²-Band", _PINK),
     "relaxed-band": _Look("Relaxed Band", _VIOLET, _DASHDOT),
-    "band-above": _Look("Band above", _BLUE, _DASHDOT),
-    "band-below": _Look("Band below", _PINK, _DASHDOT),
+    "band-above": _Look("Band above", _RUST, _DASHDOT),
+    "band-below": _Look("Band below", _AMBER, _DASHDOT),
     "adaptive-band": _Look("Adaptive Band", _BLUE, _DOTTED),
     "dppo": _Look("DPPO", _GREEN, _DOTTED),
     "cispo": _Look("CISPO", _AMBER),
@@ -92,8 +100,9 @@ _DIVERGENCES = {
 }
 _LOOKS = _RULES | _DIVERGENCES
 
-# Widths in inches; a page's text column is 52rem, about 8.3 inches on the screen.
-_WIDTHS = {"full": 7.0, "half": 3.4}
+# Widths in inches; a page's text column is about 7.1 inches wide on a desk and 3.9 on a phone.
+_WIDTHS = {"full": 6.4, "half": 3.4}
+_LEGEND_LINE = 30  # characters; a fork may have a long name
 
 _STYLE: dict[str, Any] = {
     "figure.facecolor": "none",
@@ -216,7 +225,7 @@ def figure(
     Parameters
     ----------
     width : {"full", "half"}
-        7.0 or 3.4 inches.
+        6.4 or 3.4 inches.
     height : float, optional
         Inches. By default each row of panels is as high as suits its panels' width.
     ncols, nrows : int
@@ -306,6 +315,33 @@ def label_ends(ax: Axes, side: Literal["left", "right"] = "right", gap: float = 
             va="center",
             annotation_clip=False,
         )
+
+
+def legend_above(fig: Figure) -> None:
+    """Write one legend for all panels of a figure above them, in as many columns as fit.
+
+    Parameters
+    ----------
+    fig : Figure
+        Each label is written once, long ones in several lines.
+
+    Raises
+    ------
+    ValueError
+        If nothing in the figure has a label.
+    """
+    looks: dict[str, Any] = {}
+    for ax in fig.axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            looks.setdefault(textwrap.fill(label, _LEGEND_LINE), handle)
+    if not looks:
+        raise ValueError("fig must show something that has a label; give ax.plot a label")
+    for columns in range(len(looks), 0, -1):
+        legend = fig.legend(looks.values(), looks.keys(), loc="outside upper left", ncols=columns)
+        fig.draw_without_rendering()  # settles the layout, hence its place
+        if columns == 1 or legend.get_window_extent().x1 <= fig.bbox.x1:
+            return
+        legend.remove()
 
 
 def _end(ax: Axes, line: Any, side: str) -> tuple[float, float] | None:

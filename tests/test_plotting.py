@@ -92,6 +92,27 @@ def test_names_of_a_family_differ_in_dashes_or_clearly_in_color(family, vision):
             assert distance >= 12, (a, b, distance)
 
 
+@pytest.mark.parametrize("vision", VISIONS)
+def test_a_band_its_sides_and_the_fixed_clip_differ_clearly_in_color(vision):
+    # They cross each other in one figure, where dashes alone are hard to follow.
+    four = ("grpo", "kl-band", "band-above", "band-below")
+    for a, b in itertools.combinations(four, 2):
+        distance = np.linalg.norm(seen(plotting.color(a), vision) - seen(plotting.color(b), vision))
+        assert distance >= 12, (a, b, distance)
+
+
+def test_no_two_names_of_a_family_look_alike():
+    for family in FAMILIES.values():
+        looks = [(look.color, look.dashes) for look in family.values()]
+        assert len(set(looks)) == len(looks)
+
+
+def test_no_text_is_too_small_for_a_phone():
+    texts = [key for key in plotting._STYLE if key.endswith(("labelsize", "titlesize", "fontsize"))]
+    assert len(texts) == 5
+    assert min(plotting._STYLE[key] for key in [*texts, "font.size"]) >= plotting.SMALLEST
+
+
 def test_a_divergence_and_its_band_share_a_color():
     for name in ("kl", "tv", "chi2"):
         assert plotting.color(name) == plotting.color(f"{name}-band")
@@ -143,14 +164,14 @@ def test_notebook_output_is_svg_of_exact_size_without_date():
     nbclient.NotebookClient(notebook, kernel_name="python3", timeout=120).execute()
     (output,) = (o for o in notebook.cells[0].outputs if o.output_type == "display_data")
     image = output.data["image/svg+xml"]
-    assert 'width="504pt"' in image
+    assert 'width="460.8pt"' in image
     assert 'height="216pt"' in image
     assert "<dc:date>" not in image
 
 
 def test_figure_shapes_and_sizes():
     fig, ax = plotting.figure()
-    assert fig.get_figwidth() == 7.0
+    assert fig.get_figwidth() == 6.4
     assert isinstance(ax, mpl.axes.Axes)
     fig, axes = plotting.figure("half", height=4.0, nrows=2)
     assert tuple(fig.get_size_inches()) == (3.4, 4.0)
@@ -210,6 +231,43 @@ def test_end_labels_need_no_line():
     _, ax = plotting.figure()
     plotting.label_ends(ax)
     assert not ax.texts
+
+
+def test_a_legend_above_names_every_line_once_and_covers_no_panel():
+    fig, axes = plotting.figure(ncols=2, height=3)
+    for ax in axes:
+        for name in plotting._RULES:
+            ax.plot([0, 1], [0, 1], **plotting.line(name))
+        ax.set_title("a title")
+    plotting.legend_above(fig)
+    (legend,) = fig.legends
+    assert [t.get_text() for t in legend.texts] == [r.label for r in plotting._RULES.values()]
+    box = legend.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= fig.bbox.x1
+    assert box.y1 <= fig.bbox.y1
+    for ax in axes:
+        assert ax.get_tightbbox().y1 <= box.y0
+
+
+def test_a_legend_above_wraps_a_long_name():
+    fig, ax = plotting.figure("half")
+    name = "a_divergence_with_a_name_of_forty_letters"
+    ax.plot([0, 1], [0, 1], label=name)
+    ax.plot([0, 1], [1, 0], **plotting.line("grpo"))
+    plotting.legend_above(fig)
+    (legend,) = fig.legends
+    lines = legend.texts[0].get_text().splitlines()
+    assert len(lines) == 2
+    assert "".join(lines) == name
+    assert legend.get_window_extent().x1 <= fig.bbox.x1
+
+
+def test_a_legend_above_needs_labels():
+    fig, ax = plotting.figure()
+    ax.plot([0, 1], [0, 1])
+    with pytest.raises(ValueError, match="label"):
+        plotting.legend_above(fig)
 
 
 def test_interval_draws_center_and_band():
