@@ -1,6 +1,9 @@
 """Every page in Chromium, opened from disk: console, requests, phone, dark mode, accessibility."""
 
 import io
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -26,6 +29,9 @@ ICONS = """() => [
   document.querySelectorAll('svg.svg-inline--fa').length,
   document.querySelectorAll('i[class*=fa-], svg.svg-inline--fa .missing').length,
 ]"""
+# Name of each figure's file, and how much smaller than drawn it is shown.
+SCALES = """() => [...document.querySelectorAll('figure img')]
+  .map((one) => [one.src, one.clientWidth / one.naturalWidth])"""
 # What no scrolling brings into sight: beyond the window, or hidden by the box around it.
 CUT = """() => [...document.querySelectorAll('article *')]
   .filter((one) => one.getClientRects().length)
@@ -41,6 +47,17 @@ CUT = """() => [...document.querySelectorAll('article *')]
     return right > innerWidth + 1;
   })
   .map((one) => one.outerHTML.slice(0, 160))"""
+
+
+def smallest_text(url):
+    """Return the size in pixels of the smallest text that a figure sets, its exponents aside.
+
+    Matplotlib draws text as outlines in units of a hundredth of the font size, in points.
+    """
+    drawn = Path(unquote(urlsplit(url).path)).read_text()
+    turned = r"(?: rotate\([^)]*\))?"
+    sizes = re.findall(rf'"translate\([^)]*\){turned} scale\(([\d.]+) -', drawn)
+    return min(100 * float(size) for size in sizes) * 96 / 72
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +86,11 @@ def visits(visitor):
         page.set_viewport_size(PHONE)
         one["width"] = page.evaluate("document.documentElement.scrollWidth")
         one["cut at 390"] = page.evaluate(CUT)
+        one["text"] = [
+            smallest_text(url) * scale
+            for url, scale in page.evaluate(SCALES)
+            if url.endswith(".svg")
+        ]
         page.evaluate(LIGHTEN)
         dark(page)
         body = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -100,6 +122,12 @@ def test_no_serious_accessibility_violation(visits, scheme):
 def test_a_phone_shows_every_page_without_sideways_scrolling(visits):
     wide = {name: one["width"] for name, one in visits.items() if one["width"] > PHONE["width"]}
     assert wide == {}
+
+
+def test_the_text_of_figures_is_readable_on_a_phone(visits):
+    assert sum(len(one["text"]) for one in visits.values()) > 20
+    small = {n: min(one["text"]) for n, one in visits.items() if min(one["text"], default=9) < 6.5}
+    assert small == {}
 
 
 @pytest.mark.parametrize("width", [1280, 390])
