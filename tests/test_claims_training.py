@@ -1,9 +1,13 @@
 """What the register says about training claims is what the committed runs lead to."""
 
+import numpy as np
 import pytest
 import yaml
+from scipy import stats
 
+import bandpo.verdicts
 from bandpo.cells import read_summary
+from bandpo.intervals import Interval
 from bandpo.provenance import ROOT
 from bandpo.verdicts import CONTRADICTED, OPEN, REPRODUCED, RULES, judge, overall
 
@@ -39,3 +43,24 @@ def test_the_mechanism_shows_on_the_task_that_was_made_for_it(summary):
     band = cells["kl-band"].outcomes["tail_clip_high"].mean()
     for fixed in ("grpo", "clip-higher"):
         assert band < cells[fixed].outcomes["tail_clip_high"].mean() / 2
+
+
+def test_no_verdict_depends_on_the_kind_of_interval(summary, monkeypatch):
+    """The bootstrap came first, and was given up for being too narrow with few seeds."""
+
+    def verdicts():
+        return {
+            (claim, task): found.status
+            for claim in RULES
+            for task in summary.tasks
+            if (found := judge(claim, summary.of_task(task, RULES[claim].variants)))
+        }
+
+    def resampled(x, *, confidence):
+        found = stats.bootstrap((x,), np.mean, confidence_level=confidence, rng=0)
+        low, high = found.confidence_interval
+        return Interval(float(x.mean()), float(low), float(high))
+
+    by_student = verdicts()
+    monkeypatch.setattr(bandpo.verdicts, "mean_interval", resampled)
+    assert verdicts() == by_student
