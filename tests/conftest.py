@@ -6,14 +6,14 @@ The book's build reads that file and refuses it when the package or the tests ha
 from __future__ import annotations
 
 import json
-import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chromium import chromium
 
-from bandpo.provenance import ROOT, claims_digest
+from bandpo.provenance import claims_digest
 from bandpo.runs import write_json
 
 _PROPERTY = "claims"
@@ -58,14 +58,5 @@ def record(path: Path, results: dict[str, dict[str, Any]], digest: str) -> None:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """Chromium without a window, the system's own if there is one."""
-    from playwright.sync_api import sync_playwright
-
-    find = runpy.run_path(str(ROOT / "tools" / "setup.py"))["find_browser"]
-    quiet = ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(
-            executable_path=find(), args=["--no-sandbox", "--disable-gpu", "--no-first-run", *quiet]
-        )
-        yield chromium
-        chromium.close()
+    with chromium() as one:
+        yield one

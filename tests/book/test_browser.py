@@ -2,12 +2,14 @@
 
 import io
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from bs4 import BeautifulSoup
+from chromium import chromium
 from PIL import Image
 from visitor import DESKTOP, HTML, PHONE, Visitor, dark, light, violations
 
@@ -68,13 +70,31 @@ def visitor(browser):
 
 
 @pytest.fixture(scope="module")
-def visits(visitor):
+def visits():
     """Page -> what was found on it: in light at 1280 pixels, in dark at 390."""
+    names = [
+        path.relative_to(HTML).as_posix()
+        for folder in ("book", "notebooks")
+        for path in sorted((HTML / folder).rglob("*.html"))
+    ]
+    assert names, "build/html is missing: build the book with `make book`"
+    # axe takes seconds a page, so two browsers share the pages.
+    with ThreadPoolExecutor(2) as threads:
+        halves = threads.map(look, (names[::2], names[1::2]))
+        return {name: one for half in halves for name, one in half.items()}
+
+
+def look(names):
+    """Visit pages with a browser of its own; return what was found on each."""
+    with chromium() as browser:
+        visitor = Visitor(browser.new_context(viewport=DESKTOP, color_scheme="light"))
+        return look_at(visitor, names)
+
+
+def look_at(visitor, names):
     axe = Axe()
     found = {}
-    paths = [p for folder in ("book", "notebooks") for p in sorted((HTML / folder).rglob("*.html"))]
-    for path in paths:
-        name = path.relative_to(HTML).as_posix()
+    for name in names:
         page = visitor.visit(name)
         one = found[name] = {"fetched": set(visitor.fetched[name])}
         one["cut at 1280"] = page.evaluate(CUT)
