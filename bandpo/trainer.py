@@ -100,6 +100,9 @@ class BandPOTrainer(GRPOTrainer):
                 f"args must be a BandPOConfig, got {type(args).__name__}; BandPOConfig takes every "
                 "field of GRPOConfig, and clip_rule besides"
             )
+        if args.process_index == 0:
+            for caution in args.cautions():
+                warnings.warn(caution, stacklevel=2)
         self.rule = args.rule()
         self._adaptive = args.adaptive_band()
         if not isinstance(args.band_divergence, str):
@@ -109,9 +112,6 @@ class BandPOTrainer(GRPOTrainer):
         self._totals: dict[str, Tensor] = {}
         self._counts: Tensor | None = None
         self._histograms: dict[str, Any] = {}
-        if args.process_index == 0:
-            for caution in args.cautions():
-                warnings.warn(caution, stacklevel=2)
         super().__init__(model, reward_funcs, args, *more, **kwargs)
 
     # TRL assigns both in its constructor and computes 1 - epsilon_low and 1 + epsilon_high.
