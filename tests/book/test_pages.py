@@ -230,6 +230,32 @@ def test_every_notebook_opens_in_binder_and_colab_at_this_commit(pages, chapters
                 assert all(revision in address for address in found), name
 
 
+def test_small_print(pages):
+    """Numbers from code have a minus, "%" and punctuation stay in line, intervals stand back."""
+    prose = {name: page.select("article :is(p, li)") for name, page in pages.items()}
+    numbers = [one.text for page in pages.values() for one in page.select(".pasted-text")]
+    assert any(one.startswith("−") for one in numbers)
+    assert [one for one in numbers if one.startswith("-")] == []
+    torn = [
+        (name, text)
+        for name, paragraphs in prose.items()
+        for paragraph in paragraphs
+        for text in paragraph.find_all(string=re.compile(r"\d %|^ %"))
+        if not text.find_parent(["code", "pre", "table", "svg"])
+    ]
+    assert torn == []
+    formulas = [
+        (name, formula.next_sibling)
+        for name, page in pages.items()
+        for formula in page.select("article p > span.math")
+        if re.match(r"[.,;:]", str(formula.next_sibling))
+    ]
+    assert formulas == []
+    asides = [one.text for one in pages["notebooks/08_training_dynamics.html"].select("p .aside")]
+    assert len(asides) > 10
+    assert all(re.fullmatch(r"\(.*\d to .*\d.*\)", one, re.DOTALL) for one in asides)
+
+
 def test_every_page_has_one_title_and_headings_in_order(pages):
     wrong = []
     for name, page in pages.items():

@@ -8,6 +8,8 @@ from sphinx.application import Sphinx
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    for part in ("executed", "claims", "tables", "chapters", "terms", "site", "weight"):
+    for part in (
+        "executed", "claims", "tables", "chapters", "typography", "terms", "site", "weight",
+    ):  # fmt: skip
         app.setup_extension(f"companion.{part}")
     return {"parallel_read_safe": True, "parallel_write_safe": True}

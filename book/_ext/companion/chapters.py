@@ -88,7 +88,8 @@ class OpenTable(SphinxDirective):
                 download = "{download}`" + f"{stem}.ipynb </{inside}>`"
             links = f"[Binder]({binder}/{stem}.ipynb), [Colab]({colab}/{stem}.ipynb)"
             lines.append("| {doc}`/notebooks/" + f"{stem}` | {links} | {download} |")
-        return self.parse_text_to_nodes("\n".join(lines))
+        table = self.parse_text_to_nodes("\n".join(lines))
+        return [nodes.container("", *table, classes=["cards"])]
 
 
 def contents(root: Path) -> dict[str, list[str]]:

@@ -42,6 +42,9 @@ class StatusTable(GeneratedTable):
         project = Project(self.config.companion_profile, Path(self.env.srcdir))
         return [self._row(project, stem) for stem in project.sections]
 
+    def run(self) -> list[nodes.Node]:
+        return [nodes.container("", *super().run(), classes=["cards", "runs"])]
+
     def _row(self, project: Project, stem: str) -> tuple[str, ...]:
         made, all_runs = stamps(project, stem), len(project.jobs(stem))
         link = "{doc}`/notebooks/" + stem + "`"
