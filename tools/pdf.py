@@ -26,6 +26,17 @@ TARGET = ROOT / "build" / "bandpo-companion.pdf"
 FOOTER = """<div style="font: 7.5pt sans-serif; color: #666; width: 100%; text-align: center">
 <span class="pageNumber"></span> / <span class="totalPages"></span></div>"""
 
+# A link to a chapter leads to its place in the same file; what lies outside it has no address on
+# paper.
+OWN_LINKS = """() => {
+  for (const link of document.querySelectorAll("a[href]")) {
+    if (link.origin !== location.origin) continue;
+    const id = decodeURIComponent(link.hash.slice(1));
+    if (id && document.getElementById(id)) link.setAttribute("href", "#" + id);
+    else link.removeAttribute("href");
+  }
+}"""
+
 
 def single_page() -> Path:
     """Build the book as one page; return the folder that holds it as ``all.html``."""
@@ -64,6 +75,7 @@ def print_page(address: str, target: Path) -> None:
         page.goto(address)
         page.evaluate("MathJax.startup.promise.then(() => null)")
         page.wait_for_load_state("networkidle")
+        page.evaluate(OWN_LINKS)
         new = target.with_suffix(".new.pdf")
         page.pdf(
             path=new,

@@ -35,6 +35,7 @@ def test_a_page_is_printed(tmp_path, monkeypatch):
     content = target.read_bytes()
     assert content.startswith(b"%PDF-")
     assert len(re.findall(rb"/Type\s*/Page\b", content)) >= 2
+    assert b"http://127.0.0.1" not in content, "a link leads to the server of the printing"
     assert list(tmp_path.iterdir()) == [target]
 
 
