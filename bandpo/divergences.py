@@ -8,7 +8,7 @@ References
 ----------
 .. [1] I. Csiszar, "Information-type measures of difference of probability distributions and
        indirect observations", Studia Sci. Math. Hungar. 2 (1967).
-.. [2] N. Cressie and T. Read, "Multinomial goodness-of-fit tests", JRSS B 46 (1984).
+.. [2] Noel Cressie and Timothy Read, "Multinomial goodness-of-fit tests", JRSS B 46 (1984).
 """
 
 from __future__ import annotations
