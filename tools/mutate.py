@@ -289,6 +289,8 @@ of a side, in a copy of the package, and runs the claim tests until one fails.
 """
     lines = [
         head,
+        "::::{container} cards mutants",
+        "",
         "| formula | change | from | to | noticed by |",
         "| --- | --- | --- | --- | --- |",
     ]
@@ -297,7 +299,7 @@ of a side, in a copy of the package, and runs the claim tests until one fails.
         test = str(r["caught_by"]).rpartition("::")[2].partition("[")[0]
         noticed = f"`{test}`" if test else "**nothing**"
         lines.append(f"| `{r['formula']}` | {r['kind']} | {before} | {after} | {noticed} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", "::::"]) + "\n"
 
 
 def main() -> int:
