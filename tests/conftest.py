@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium import chromium
 
 from bandpo.provenance import claims_digest
 from bandpo.runs import write_json
@@ -58,5 +57,7 @@ def record(path: Path, results: dict[str, dict[str, Any]], digest: str) -> None:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
+    from chromium import chromium  # not at hand where this file alone is copied
+
     with chromium() as one:
         yield one
